@@ -13,6 +13,7 @@ def decode(
     seq_lens: Array,
     softmax_scale: float,
     causal: bool,
+    lse_unit: float,
     empty_lse: float,
     out: Array,
     lse: Array,

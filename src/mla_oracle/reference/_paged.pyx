@@ -18,9 +18,10 @@ def decode(
     const int32_t[:] seq_lens,              # [B]
     double softmax_scale,
     bint causal,
+    double lse_unit,                        # 1, or log2(e) for an LSE in base 2
     double empty_lse,
     real[:, :, :, ::1] out,                 # [B, T, H, V]
-    real[:, :, ::1] lse,                    # [B, T, H], natural log
+    real[:, :, ::1] lse,                    # [B, T, H]
 ):
     """Fill `out` and `lse`. Query t of T sees the first seq_len - T + t + 1 keys, or all if not causal."""
     cdef Py_ssize_t B = out.shape[0], T = out.shape[1], H = out.shape[2], V = out.shape[3]
@@ -67,6 +68,6 @@ def decode(
                     inverse = 1 / l if l > 0 else 0
                     for d in range(V):
                         out[b, t, h, d] = acc[d] * inverse
-                    lse[b, t, h] = m + log_of(l) if l > 0 else <real>empty_lse
+                    lse[b, t, h] = <real>((m + log_of(l)) * lse_unit) if l > 0 else <real>empty_lse
                     if real is double and isnan(l):
                         lse[b, t, h] = l

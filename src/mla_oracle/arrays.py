@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays as callers hand them over: taken without a copy, and checked against a shape written in letters.
+
+    axes = Axes()
+    q = axes.take("q", q, "B T H D", FLOATS)                # binds B, T, H and D
+    seq_lens = axes.take("seq_lens", seq_lens, "B", ("i32",))  # B must agree
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+from .errors import InputError
+
+Array = np.ndarray[Any, Any]
+
+FLOATS = ("f32", "f16", "bf16")
+
+
+def as_array(name: str, value: object) -> Array:
+    """`value` as a numpy array over the same memory.
+
+    Takes numpy and ml_dtypes arrays, anything on the CPU that speaks DLPack (torch, bf16 included), and
+    anything that speaks numpy's array interface. Everything else is refused: lists carry no dtype.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        return _from_dlpack(name, value)
+    if hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    raise InputError(
+        f"{name} is a {type(value).__name__}, expected an array (numpy, DLPack or the array interface)"
+    )
+
+
+def _from_dlpack(name: str, value: Any) -> Array:
+    from ._dlpack import Borrowed
+
+    device, _ = value.__dlpack_device__()
+    if device != 1:
+        raise InputError(f"{name} is on DLPack device type {int(device)}, expected the CPU (1)")
+    try:
+        try:
+            capsule = value.__dlpack__(max_version=(1, 0))
+        except TypeError:
+            capsule = value.__dlpack__()
+        borrowed = Borrowed(capsule)
+    except (TypeError, RuntimeError, BufferError) as error:
+        raise InputError(f"{name} cannot be read through DLPack: {str(error).splitlines()[0]}") from error
+    if math.prod(borrowed.__array_interface__["shape"]) == 0:
+        return np.empty(borrowed.__array_interface__["shape"], dtypes.dtype(borrowed.dtype))
+    return np.asarray(borrowed).view(dtypes.dtype(borrowed.dtype))
+
+
+def dtype_name(name: str, array: Array) -> str:
+    """The dtype's name in mla_oracle.dtypes; an InputError says which tensor has a dtype that has none."""
+    try:
+        return dtypes.name_of(array.dtype)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+class Axes(dict[str, int]):
+    """The sizes bound so far to the letters of a problem's shapes."""
+
+    def take(self, name: str, value: object, letters: str, allowed: tuple[str, ...]) -> Array:
+        """`value` as an array whose axes are `letters`; a letter seen before must have the same size."""
+        array = as_array(name, value)
+        axes = letters.split()
+        if array.ndim != len(axes):
+            raise InputError(
+                f"{name} has {array.ndim} axes {list(array.shape)}, expected {len(axes)}: [{', '.join(axes)}]"
+            )
+        kind = dtype_name(name, array)
+        if kind not in allowed:
+            raise InputError(f"{name} is {kind}, expected {' or '.join(allowed)}")
+        for axis, (letter, size) in enumerate(zip(axes, array.shape, strict=True)):
+            if self.setdefault(letter, size) != size:
+                raise InputError(
+                    f"{name} is {list(array.shape)}, expected [{', '.join(axes)}] with {letter} = {self[letter]}"
+                    f" on axis {axis}"
+                )
+        return array
+
+
+def bytes_of(name: str, array: Array) -> Array:
+    """`array` as bytes with its outer strides; the innermost axis must be contiguous."""
+    if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
+        raise InputError(
+            f"{name} has an innermost stride of {array.strides[-1]} bytes, expected {array.itemsize} (contiguous)"
+        )
+    if array.size == 0:
+        return np.empty((*array.shape[:-1], array.shape[-1] * array.itemsize), np.uint8)
+    if array.shape[-1] == 1:
+        array = np.lib.stride_tricks.as_strided(array, strides=(*array.strides[:-1], array.itemsize))
+    return array.view(np.uint8)

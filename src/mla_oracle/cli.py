@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `mla-oracle`: one JSON object on stdout, words on stderr, and an exit code.
+
+    0 pass   1 mismatch, after a verdict   2 bad input or usage   3 unsupported   4 no device   70 our own defect
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from .errors import InputError, OracleError
+
+
+class Parser(argparse.ArgumentParser):
+    """Usage errors become InputError, so that they are answered like every other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = Parser(prog="mla-oracle", description="Is my MLA decode kernel right, and if not, what did it compute?")
+    top.add_argument("--version", action="store_true", help="print the version")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    case = commands.add_parser("case", help="generate the case an id stands for")
+    case.add_argument("id", help="e.g. paged:geometry=glm-5.2,lens=4096,dtype=bf16,seed=7")
+    case.add_argument("-o", "--out", required=True, metavar="FILE", help="the case file to write")
+
+    run = commands.add_parser("run", help="compute the expected results of a case")
+    run.add_argument("case", help="a case file, a folder with manifest.json, or an id")
+    run.add_argument("-o", "--out", metavar="FILE", help="the result file to write")
+    run.add_argument("--precision", default="f64", choices=("f32", "f64"), help="default: f64, the truth")
+    run.add_argument("--backend", default="auto", help="auto or strict")
+    run.add_argument("--out-dtype", metavar="DTYPE", help="round out to f32, f16 or bf16")
+
+    check = commands.add_parser("check", help="compare actual results with the f64 truth")
+    check.add_argument("case", help="a case file, a folder with manifest.json, or an id")
+    check.add_argument("actual", help="a result file: out, and lse if there is one")
+    check.add_argument("--tol", type=float, help="max |g - w| <= TOL * max(max |w|, 1)")
+    check.add_argument("--atol", type=float, help="|g - w| <= ATOL + RTOL * |w| for every element")
+    check.add_argument("--rtol", type=float)
+
+    explain = commands.add_parser("explain", help="say what a case is, computing nothing")
+    explain.add_argument("case", help="a case file, a folder with manifest.json, or an id")
+
+    commands.add_parser("serve", help="answer JSON lines on stdin, many cases in one process")
+    commands.add_parser("selftest", help="reproduce the published bits")
+    info = commands.add_parser("info", help="versions, backends, paths")
+    info.add_argument("--include-dir", action="store_true", help="print the folder of mla_oracle.hpp, nothing else")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the process's exit code."""
+    try:
+        return _print_last(*_dispatch(parser().parse_args(argv)))
+    except OracleError as error:
+        return _print_error(error.exit_code, str(error))
+    except MemoryError:
+        return _print_error(4, "not enough memory for this case")
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        return _print_error(70, f"internal error: {type(error).__name__}: {error}")
+
+
+def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
+    from . import commands
+
+    if args.version:
+        from . import __version__
+
+        return 0, __version__
+    match args.command:
+        case "case":
+            return 0, commands.make_case(args.id, args.out)
+        case "run":
+            return 0, commands.run(
+                args.case, args.out, precision=args.precision, backend=args.backend, out_dtype=args.out_dtype
+            )
+        case "check":
+            verdict = commands.check(args.case, args.actual, tol=args.tol, atol=args.atol, rtol=args.rtol)
+            _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")
+            return int(verdict["verdict"] == "fail"), verdict
+        case "explain":
+            plan = commands.explain(args.case)
+            for sentence in plan["meaning"]:
+                _say(sentence)
+            return 0, plan
+        case "serve":
+            from .serve import serve
+
+            return serve(sys.stdin.buffer, sys.stdout), ""
+        case "selftest":
+            from .selftest import selftest
+
+            report = selftest(_say)
+            return (0 if report["passed"] else 70), report
+        case "info":
+            return 0, commands.include_dir() if args.include_dir else commands.info()
+    raise InputError("no command given (see mla-oracle --help)")
+
+
+def _say(line: str) -> None:
+    if sys.stderr is not None:
+        print(line, file=sys.stderr)
+
+
+def _print_last(code: int, answer: dict[str, Any] | str) -> int:
+    text = answer if isinstance(answer, str) else json.dumps(answer, allow_nan=False)
+    if text and sys.stdout is None:
+        raise InputError("stdout is closed, expected somewhere to print the answer")
+    try:
+        if text:
+            print(text)
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise InputError(f"stdout cannot be written: {error.strerror}") from None
+    return code
+
+
+def _print_error(code: int, message: str) -> int:
+    line = " ".join(message.split())
+    _say(f"mla-oracle: {line}")
+    if sys.stdout is not None:
+        try:
+            print(json.dumps({"error": {"code": code, "message": line}}), flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands do; the command line and `serve` only parse and print. Each returns one JSON object."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from .cases import Case, PagedCase
+
+JSON = dict[str, Any]
+
+
+def make_case(case_id: str, out: str) -> JSON:
+    """Generate the case `case_id` into the file `out`."""
+    from .exchange import write_case
+    from .inputs import generate
+
+    case = generate(case_id)
+    write_case(out, case)
+    return {"case": case.name, "kind": case.kind, "file": str(out), "tensors": _describe(case.tensors())}
+
+
+def run(
+    source: str,
+    out: str | None = None,
+    *,
+    precision: str = "f64",
+    backend: str = "auto",
+    out_dtype: str | None = None,
+) -> JSON:
+    """Compute the expected results of a case (file or id), and write them to `out` if given."""
+    from .exchange import load_case, write_result
+    from .oracle import expected
+
+    case = load_case(source)
+    start = time.perf_counter()
+    results = expected(case, precision=precision, backend=backend)
+    seconds = time.perf_counter() - start
+    if out_dtype is not None:
+        from .dtypes import round_to
+
+        results = {name: round_to(r, out_dtype) if name.endswith("out") else r for name, r in results.items()}
+    answer = {
+        "case": case.name,
+        "kind": case.kind,
+        "precision": precision,
+        "backend": "strict",
+        "seconds": round(seconds, 6),
+        "result": None if out is None else str(out),
+        "tensors": _describe(results, digest=True),
+    }
+    if out is not None:
+        about = {"case": case.name, "precision": precision, "backend": "strict"}
+        write_result(out, results, about)
+    return answer
+
+
+def check(
+    source: str,
+    actual: str,
+    *,
+    tol: float | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+) -> JSON:
+    """The verdict on the results in the file `actual` against the f64 truth of the case."""
+    from . import compare
+    from .exchange import load_case, read_result
+    from .oracle import expected
+
+    case = load_case(source)
+    given = read_result(actual)
+    truth = expected(case, precision="f64")
+    return _plain(compare.check(case, given, truth, tol=tol, atol=atol, rtol=rtol).as_json())
+
+
+def explain(source: str) -> JSON:
+    """What a case is and how it would be computed; nothing is computed."""
+    from .exchange import load_case
+
+    case = load_case(source)
+    return {
+        "case": case.name,
+        "kind": case.kind,
+        "tensors": _describe(case.tensors()),
+        "conventions": _plain(case.conventions()),
+        "results": _result_shapes(case),
+        "meaning": _meaning(case),
+        "backend": "strict",
+    }
+
+
+def info() -> JSON:
+    """The installation: versions, file schemas, where the C++ header is."""
+    import platform
+
+    import ml_dtypes
+    import numpy
+    import safetensors
+
+    from . import __version__
+    from .exchange import CASE_SCHEMA, RESULT_SCHEMA
+
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "numpy": numpy.__version__,
+        "ml_dtypes": ml_dtypes.__version__,
+        "safetensors": safetensors.__version__,
+        "backends": ["strict"],
+        "schemas": [CASE_SCHEMA, RESULT_SCHEMA],
+        "include_dir": include_dir(),
+    }
+
+
+def include_dir() -> str:
+    """The folder of mla_oracle.hpp."""
+    from importlib.resources import files
+
+    with_header = files("mla_oracle") / "include" / "mla_oracle.hpp"
+    return str(with_header)[: -len("/mla_oracle.hpp")]
+
+
+def _describe(tensors: dict[str, Any], *, digest: bool = False) -> JSON:
+    from . import dtypes
+
+    described = {}
+    for name, tensor in tensors.items():
+        described[name] = {"dtype": dtypes.name_of(tensor.dtype), "shape": list(tensor.shape)}
+        if digest:
+            import hashlib
+
+            described[name]["sha256"] = hashlib.sha256(tensor.tobytes()).hexdigest()[:16]
+    return described
+
+
+def _plain(value: Any) -> Any:
+    """`value` for JSON, which lacks infinities and NaN: they become text."""
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
+
+
+def _result_shapes(case: Case) -> JSON:
+    match case:
+        case PagedCase():
+            rows = list(case.q.shape[:-1])
+            shapes = {"out": [*rows, case.head_dim_v], "lse": rows}
+            if case.shards > 1:
+                shapes |= {f"partial_{name}": [case.shards, *shape] for name, shape in shapes.items()}
+            return shapes
+        case _ if case.kind in ("naive", "absorbed"):
+            tensors = case.tensors()
+            return {"out": [*tensors["q_nope"].shape[:2], tensors["w_uv"].shape[1]]}
+        case _ if case.kind == "merge":
+            return {name: list(case.tensors()[f"partial_{name}"].shape[1:]) for name in ("out", "lse")}
+        case _ if case.kind == "rope":
+            return {"out": list(case.tensors()["x"].shape)}
+    return {"kv_cache": list(case.tensors()["kv_cache"].shape)}
+
+
+def _meaning(case: Case) -> list[str]:
+    """The conventions of `case` as sentences."""
+    match case:
+        case PagedCase():
+            width = case.q.shape[-1]
+            tokens = case.q.shape[1] if case.q.ndim == 4 else 1
+            sentences = [
+                f"key: all {width} elements of a row; value: its first {case.head_dim_v}",
+                f"score = (q . key) * {case.softmax_scale!r}",
+                f"query t of {tokens} sees the first seq_len - {tokens} + t + 1 tokens"
+                if case.causal
+                else "every query sees all seq_len tokens",
+                f"lse is in base {case.lse_base}; a row that sees nothing has out 0 and lse {case.empty_lse}",
+            ]
+            if case.page_ids is not None:
+                sentences.append(
+                    f"page i lies at block page_ids[i] of {case.num_blocks}, {case.block_stride} bytes apart"
+                )
+            if case.shards > 1:
+                sentences.append(f"tokens are owned by {case.shards} ranks, {case.shard_layout}; out is their merge")
+            return sentences
+        case _ if case.kind in ("naive", "absorbed"):
+            t_q, t_kv = len(case.tensors()["q_nope"]), len(case.tensors()["c_kv"])
+            scale = case.conventions().get("softmax_scale", "1/sqrt(P + R)")
+            return [
+                f"query i of {t_q} sees rows 0 .. {t_kv - t_q} + i of {t_kv}",
+                f"score = (q_nope . k_nope + q_pe . k_pe) * {scale}",
+            ]
+    return []

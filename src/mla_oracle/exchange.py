@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases and results in files: one safetensors file each, arrays under fixed names, conventions in its metadata.
+
+    case     schema mla-oracle-case/1     kind, id, and the conventions of the kind (see mla_oracle.cases)
+    result   schema mla-oracle-result/1   an engine may leave the metadata out
+
+A folder with manifest.json and .npy files is read as well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .arrays import Array
+from .cases import Case, format_convention, from_parts
+from .errors import InputError
+from .tensorfile import read_manifest, read_tensors, write_tensors
+
+CASE_SCHEMA = "mla-oracle-case/1"
+RESULT_SCHEMA = "mla-oracle-result/1"
+
+
+def load_case(source: str | Path) -> Case:
+    """The case in a file or folder, or the one an id stands for."""
+    path = Path(source)
+    if ":" in str(source) and not path.exists():
+        from .inputs import generate
+
+        return generate(str(source))
+    return read_case(path)
+
+
+def read_case(path: str | Path) -> Case:
+    """The case in the file `path`, or in the folder `path` with a manifest. Raises InputError."""
+    path = Path(path)
+    if path.is_dir():
+        return _case_of_manifest(path)
+    tensors, metadata = read_tensors(path)
+    _check_schema(path, metadata, CASE_SCHEMA)
+    try:
+        return from_parts(tensors, metadata)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def write_case(path: str | Path, case: Case) -> None:
+    """Write `case` to the file `path`, whole or not at all. Raises InputError."""
+    metadata = {name: format_convention(value) for name, value in case.conventions().items()}
+    if case.id is not None:
+        metadata["id"] = case.id
+    write_tensors(path, case.tensors(), {"schema": CASE_SCHEMA, "kind": case.kind, **metadata})
+
+
+def read_result(path: str | Path) -> dict[str, Array]:
+    """The tensors of the result file `path`, or of a folder's manifest outputs. Raises InputError."""
+    path = Path(path)
+    if path.is_dir():
+        manifest = read_manifest(path)
+        return {name: manifest.tensors[name] for name in manifest.outputs}
+    tensors, metadata = read_tensors(path)
+    if "schema" in metadata:
+        _check_schema(path, metadata, RESULT_SCHEMA)
+    return tensors
+
+
+def write_result(path: str | Path, tensors: dict[str, Array], about: dict[str, str]) -> None:
+    """Write results to the file `path`, whole or not at all. Raises InputError."""
+    write_tensors(path, tensors, {"schema": RESULT_SCHEMA, **about})
+
+
+def _check_schema(path: Path, metadata: dict[str, str], schema: str) -> None:
+    if metadata.get("schema") != schema:
+        raise InputError(f"{path}: schema is {metadata.get('schema')!r}, expected {schema!r}")

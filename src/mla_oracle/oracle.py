@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Case -> expected results: every kind of case, through the public forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import forms, placement
+from .arrays import Array, Axes
+from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
+from .geometry import Geometry, Yarn
+
+
+def expected(case: Case, *, precision: str = "f64", backend: str = "auto", threads: int | None = None) -> dict[str, Array]:
+    """The results of `case` by name: out, and lse where the form has one; the written kv_cache of an append case.
+
+    A sharded paged case has partial_out [S, ...] and partial_lse [S, ...] too, and out is their merge.
+    Raises InputError for a case that is not valid.
+    """
+    match case:
+        case DenseCase():
+            return {"out": _dense(case, precision)}
+        case PagedCase():
+            return _paged(case, precision=precision, backend=backend, threads=threads)
+        case MergeCase():
+            merged = forms.merge_states(
+                case.partial_out,
+                case.partial_lse,
+                precision=precision,
+                lse_base=case.lse_base,
+                empty_lse=case.empty_lse,
+            )
+            return merged._asdict()
+        case RopeCase():
+            return {"out": _rope(case, precision)}
+        case AppendCase():
+            cache = case.kv_cache.copy()
+            forms.append_kv(cache, case.c_kv, case.k_pe, case.slot_mapping)
+            return {"kv_cache": cache}
+    raise TypeError(f"no such case: {case!r}")
+
+
+def _dense(case: DenseCase, precision: str) -> Array:
+    axes = Axes()
+    axes.take("q_nope", case.q_nope, "t_q H P", forms.DENSE_DTYPES)
+    axes.take("k_pe", case.k_pe, "t_kv R", forms.DENSE_DTYPES)
+    axes.take("w_uv", case.w_uv, "H V L", forms.DENSE_DTYPES)
+    geometry = Geometry(
+        num_heads=axes["H"],
+        qk_nope_head_dim=axes["P"],
+        qk_rope_head_dim=axes["R"],
+        v_head_dim=axes["V"],
+        kv_lora_rank=axes["L"],
+    )
+    attend = forms.attend_naive if case.kind == "naive" else forms.attend_absorbed
+    return attend(
+        geometry,
+        case.q_nope,
+        case.q_pe,
+        case.c_kv,
+        case.k_pe,
+        case.w_uk,
+        case.w_uv,
+        softmax_scale=case.softmax_scale,
+        precision=precision,
+    )
+
+
+def _rope(case: RopeCase, precision: str) -> Array:
+    from . import rope
+
+    rotate = rope.rope_interleaved if case.pairing == "interleaved" else rope.rope_neox
+    return rotate(
+        case.x,
+        case.positions,
+        base=case.base,
+        rotary_dim=case.rotary_dim,
+        angles=case.angles,
+        yarn=None if case.yarn is None else Yarn.from_json(case.yarn),
+        precision=precision,
+    )
+
+
+def _paged(case: PagedCase, **how: Any) -> dict[str, Array]:
+    conventions = {
+        "softmax_scale": case.softmax_scale,
+        "head_dim_v": case.head_dim_v,
+        "lse_base": case.lse_base,
+        "empty_lse": case.empty_lse,
+    }
+    table = placement.dense_table(case)
+    whole = forms.decode_paged(
+        case.q, case.kv_cache, table, case.seq_lens, causal=case.causal, **conventions, **how
+    )._asdict()
+    if case.shards == 1:
+        return whole
+    states = [
+        forms.decode_paged(*rank, causal=False, **conventions, **how) for rank in shard(case, table)
+    ]
+    partial_out = np.stack([state.out.reshape(whole["out"].shape) for state in states])
+    partial_lse = np.stack([state.lse.reshape(whole["lse"].shape) for state in states])
+    merged = forms.merge_states(
+        partial_out,
+        partial_lse,
+        precision=how["precision"],
+        lse_base=case.lse_base,
+        empty_lse=case.empty_lse,
+    )
+    return {**merged._asdict(), "partial_out": partial_out, "partial_lse": partial_lse}
+
+
+def shard(case: PagedCase, table: Array) -> list[tuple[Array, Array, Array, Array]]:
+    """(q, kv_cache, block_table, seq_lens) of each rank, every query token a request of its own, none causal.
+
+    A rank's table is in tokens (block size 1): its rows are the tokens it owns, in ascending order.
+    """
+    q = case.q if case.q.ndim == 4 else case.q[:, None]
+    B, T = q.shape[:2]
+    pages, block, D = case.kv_cache.shape
+    rows = case.kv_cache.reshape(pages * block, 1, D)
+    lens = case.seq_lens.astype(np.int64)
+    longest = int(lens.max(initial=0))
+    j = np.arange(longest)
+    row_of_token = table[:, j // block].astype(np.int64) * block + j % block  # [B, longest]
+    seen = lens[:, None] + (np.arange(T) - T + 1 if case.causal else np.zeros(T, np.int64))  # [B, T] tokens
+    ranks = []
+    for s in range(case.shards):
+        if case.shard_layout == "interleaved":
+            owned = [np.arange(s, n, case.shards) for n in lens]
+        else:
+            size = -(-lens // case.shards)
+            owned = [np.arange(s * c, min((s + 1) * c, n)) for c, n in zip(size, lens, strict=True)]
+        width = max((len(tokens) for tokens in owned), default=0)
+        rank_table = np.full((B, width), -1, np.int64)
+        for b, tokens in enumerate(owned):
+            rank_table[b, : len(tokens)] = row_of_token[b, tokens]
+        count = [[np.searchsorted(tokens, n) for n in seen[b]] for b, tokens in enumerate(owned)]
+        ranks.append(
+            (
+                q.reshape(B * T, *q.shape[2:]),
+                rows,
+                np.repeat(rank_table, T, axis=0).astype(np.int32),
+                np.array(count, np.int32).reshape(B * T),
+            )
+        )
+    return ranks

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pytest plugin: cases as a fixture, and a fixture that asserts a verdict. Loaded in every run, so it imports nothing.
+
+    def test_my_kernel(mla_case, mla_oracle):
+        out, lse = my_kernel(mla_case.q, mla_case.kv_cache, ...)
+        mla_oracle.check(mla_case, out, lse)
+
+`mla_case` runs over the ids given by --mla-case, or by `@pytest.mark.parametrize("mla_case", [...], indirect=True)`, or
+over a few hostile paged cases.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+HOSTILE = [
+    f"paged:seed={{seed}},heads=16,row=576,value=512,lens=1+63+64+65+200,scale=0.0625,inputs={inputs}"
+    for inputs in ("normal", "peaked", "flat", "position", "onehot", "tailed", "rising")
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("mla-oracle", "MLA decode oracle")
+    group.addoption("--mla-case", action="append", metavar="ID", help="a case id or file for mla_case (repeatable)")
+    group.addoption("--mla-seed", type=int, default=1, metavar="N", help="seed of the default cases (default: 1)")
+    group.addoption("--mla-tol", type=float, metavar="X", help="max |g - w| <= X * max(max |w|, 1)")
+    group.addoption("--mla-atol", type=float, metavar="X", help="|g - w| <= ATOL + RTOL * |w|")
+    group.addoption("--mla-rtol", type=float, metavar="X", help="|g - w| <= ATOL + RTOL * |w|")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from . import __version__
+
+    given = {
+        option: value
+        for option in ("case", "seed", "tol", "atol", "rtol")
+        if (value := config.getoption(f"mla_{option}")) is not None
+    }
+    return f"mla-oracle: {__version__}, " + ", ".join(f"{option} {value}" for option, value in given.items())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mla_case" not in metafunc.fixturenames:
+        return
+    for marker in metafunc.definition.iter_markers("parametrize"):
+        names = marker.args[0] if marker.args else marker.kwargs.get("argnames", ())
+        if "mla_case" in (names.replace(" ", "").split(",") if isinstance(names, str) else names):
+            return
+    ids = metafunc.config.getoption("mla_case")
+    if ids is None:
+        ids = [case_id.format(seed=metafunc.config.getoption("mla_seed")) for case_id in HOSTILE]
+    metafunc.parametrize("mla_case", ids, indirect=True, ids=ids)
+
+
+@pytest.fixture
+def mla_case(request: pytest.FixtureRequest) -> Any:
+    """The case (mla_oracle.cases.Case) that the parameter, an id or a file, stands for."""
+    from .exchange import load_case
+
+    return load_case(request.param)
+
+
+class Oracle:
+    """What the fixture `mla_oracle` gives: expected results, and an assertion on actual ones."""
+
+    def __init__(self, tolerances: dict[str, float | None]) -> None:
+        self.tolerances = tolerances
+
+    def expected(self, case: Any, *, precision: str = "f64") -> dict[str, Any]:
+        """The results of `case` by name."""
+        from .oracle import expected
+
+        return expected(case, precision=precision)
+
+    def check(self, case: Any, out: Any, lse: Any = None, **others: Any) -> Any:
+        """Assert that `out` (and `lse`, and other results by name) are right; the verdict."""
+        __tracebackhide__ = True
+        from . import compare
+        from .arrays import as_array
+
+        given = {case.results[0]: out, "lse": lse, **others}
+        actual = {name: as_array(name, value) for name, value in given.items() if value is not None}
+        verdict = compare.check(case, actual, self.expected(case), **self.tolerances)
+        if not verdict.passed:
+            repeat = f"\nthe case again: mla-oracle case {case.id} -o FILE" if case.id else ""
+            pytest.fail(f"{verdict.reason}{repeat}", pytrace=False)
+        return verdict
+
+
+@pytest.fixture
+def mla_oracle(pytestconfig: pytest.Config) -> Oracle:
+    """The oracle: `check(case, out, lse)` and `expected(case)`, with the tolerances given on the command line."""
+    return Oracle({name: pytestconfig.getoption(f"mla_{name}") for name in ("tol", "atol", "rtol")})
