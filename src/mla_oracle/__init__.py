@@ -37,7 +37,7 @@ _HOMES = {
     "UnsupportedError": "errors",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from .cases import Case as Case

@@ -205,7 +205,7 @@ def format_convention(value: Any) -> str:
 
 
 def from_parts(tensors: dict[str, Array], metadata: dict[str, str]) -> Case:
-    """The case of these tensors and metadata (kind, id and conventions). Raises InputError for a missing or extra one."""
+    """The case of these tensors and metadata (kind, id, conventions). InputError for a missing or extra one."""
     kind = metadata.get("kind")
     if kind not in KINDS:
         raise InputError(f"kind is {kind!r}, expected {', '.join(KINDS)}")

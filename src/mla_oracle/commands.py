@@ -73,7 +73,8 @@ def check(
     case = load_case(source)
     given = read_result(actual)
     truth = expected(case, precision="f64")
-    return _plain(compare.check(case, given, truth, tol=tol, atol=atol, rtol=rtol).as_json())
+    verdict: JSON = _plain(compare.check(case, given, truth, tol=tol, atol=atol, rtol=rtol).as_json())
+    return verdict
 
 
 def explain(source: str) -> JSON:

@@ -112,14 +112,16 @@ def default_tol(case: Case, dtype: str, *, inputs_round: bool) -> float:
     """
     if isinstance(case, AppendCase):
         return 0.0
-    stored = [UNIT_ROUNDOFF.get(dtypes.name_of(t.dtype), 0.0) for t in case.tensors().values()]
-    u = max(UNIT_ROUNDOFF[dtype], *(stored if inputs_round else ()))
+    u = UNIT_ROUNDOFF[dtype]
+    if inputs_round:
+        u = max([u] + [UNIT_ROUNDOFF.get(dtypes.name_of(t.dtype), 0.0) for t in case.tensors().values()])
+    terms: int
     if isinstance(case, PagedCase):
         terms = case.q.shape[-1] + int(case.seq_lens.max(initial=0))
     elif isinstance(case, DenseCase):
         terms = sum(case.w_uk.shape[1:]) + len(case.c_kv)
     else:
-        terms = max(case.tensors()[name].shape[-1] for name in case.tensors())
+        terms = max(tensor.shape[-1] for tensor in case.tensors().values())
     return 4 * u + terms * 2.0**-24
 
 

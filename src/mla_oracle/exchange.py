@@ -71,3 +71,36 @@ def write_result(path: str | Path, tensors: dict[str, Array], about: dict[str, s
 def _check_schema(path: Path, metadata: dict[str, str], schema: str) -> None:
     if metadata.get("schema") != schema:
         raise InputError(f"{path}: schema is {metadata.get('schema')!r}, expected {schema!r}")
+
+
+# What manifests written by engines call things, and what cases call them.
+MANIFEST_OPS = {"mla_decode_attention": "paged"}
+MANIFEST_TENSORS = {"query": "q"}
+MANIFEST_ARGS = {"scale": "softmax_scale", "v_head_dim": "head_dim_v"}
+# Arguments of the launch: they change no result.
+MANIFEST_LAUNCH = ("num_kv_splits", "max_seq_len")
+
+
+def _case_of_manifest(folder: Path) -> Case:
+    """The case of a manifest: `op` is a kind or mla_decode_attention, `args` are its conventions.
+
+    A paged case whose args do not give head_dim_v takes it from the recorded `out`.
+    """
+    manifest = read_manifest(folder)
+    kind = MANIFEST_OPS.get(manifest.op, manifest.op)
+    conventions = {
+        MANIFEST_ARGS.get(name, name): format_convention(value)
+        for name, value in manifest.args.items()
+        if name not in MANIFEST_LAUNCH
+    }
+    if kind == "paged" and "out" in manifest.outputs:
+        conventions.setdefault("head_dim_v", str(manifest.tensors["out"].shape[-1]))
+    tensors = {
+        MANIFEST_TENSORS.get(name, name): tensor
+        for name, tensor in manifest.tensors.items()
+        if name not in manifest.outputs
+    }
+    try:
+        return from_parts(tensors, {"kind": kind, **conventions})
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None

@@ -13,6 +13,7 @@ stored and is the truth that errors are measured from.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -297,7 +298,7 @@ def append_kv(kv_cache: object, c_kv: object, k_pe: object, slot_mapping: object
     for t in rows[slots[rows] >= capacity][:1]:
         raise InputError(f"slot_mapping[{t}] is {slots[t]}, expected below {capacity}, the slots of kv_cache")
     order = rows[np.argsort(slots[rows], kind="stable")]
-    for t, u in zip(order, order[1:], strict=False):
+    for t, u in itertools.pairwise(order):
         if slots[t] == slots[u]:
             raise InputError(f"slot_mapping[{u}] is {slots[u]}, which slot_mapping[{t}] already is")
     block, offset = np.divmod(slots[rows], axes["block_size"] or 1)

@@ -32,15 +32,18 @@ def generate(recipe: Recipe | str) -> Case:
     """The case that `recipe`, or the id of one, stands for. Raises InputError."""
     if isinstance(recipe, str):
         recipe = parse_id(recipe)
-    builder = {
-        "naive": _dense,
-        "absorbed": _dense,
-        "paged": _paged,
-        "merge": _merge,
-        "rope": _rope,
-        "append": _append,
-    }[recipe.kind]
-    return builder(recipe)
+    match recipe:
+        case DenseRecipe():
+            return _dense(recipe)
+        case PagedRecipe():
+            return _paged(recipe)
+        case MergeRecipe():
+            return _merge(recipe)
+        case RopeRecipe():
+            return _rope(recipe)
+        case AppendRecipe():
+            return _append(recipe)
+    raise TypeError(f"no such recipe: {recipe!r}")
 
 
 def normal(seed: int, name: str, *shape: int) -> Array:
@@ -90,19 +93,19 @@ def _dense(recipe: DenseRecipe) -> Case:
     tensors = {}
     state = recipe.seed | 1
     for name, shape in shapes.items():
-        scale = weight_scale if name.startswith("w_") else np.float32(1)
+        scale = float(weight_scale) if name.startswith("w_") else 1.0
         if recipe.inputs == "xorshift":
             tensors[name] = _empty(*shape)
             state = _generators.xorshift(state, scale, tensors[name].reshape(-1))
         else:
-            tensors[name] = normal(recipe.seed, name, *shape) * scale
+            tensors[name] = normal(recipe.seed, name, *shape) * np.float32(scale)
     geometry = recipe.preset()
-    scale = recipe.scale
-    if scale is None and geometry is not None and geometry.softmax_mscale != 1:
-        scale = geometry.softmax_scale
+    softmax_scale = recipe.scale
+    if softmax_scale is None and geometry is not None and geometry.softmax_mscale != 1:
+        softmax_scale = geometry.softmax_scale
     cls = NaiveCase if recipe.kind == "naive" else AbsorbedCase
     stored = {name: dtypes.round_to(tensor, recipe.dtype) for name, tensor in tensors.items()}
-    return cls(id=str(recipe), softmax_scale=scale, **stored)
+    return cls(id=str(recipe), softmax_scale=softmax_scale, **stored)
 
 
 def _paged(recipe: PagedRecipe) -> PagedCase:
@@ -110,9 +113,11 @@ def _paged(recipe: PagedRecipe) -> PagedCase:
     D = recipe.size("row", lambda g: g.latent_dim)
     V = recipe.size("value", lambda g: g.kv_lora_rank)
     geometry = recipe.preset()
-    if recipe.scale is None and geometry is None:
-        raise InputError(f"case id {str(recipe)!r} has neither scale nor geometry, expected one of them")
-    scale = recipe.scale if recipe.scale is not None else geometry.softmax_scale
+    scale = recipe.scale
+    if scale is None:
+        if geometry is None:
+            raise InputError(f"case id {str(recipe)!r} has neither scale nor geometry, expected one of them")
+        scale = geometry.softmax_scale
     if V > D:
         raise InputError(f"case id {str(recipe)!r} has value={V}, expected at most row={D}")
 

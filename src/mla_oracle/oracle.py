@@ -11,9 +11,12 @@ from . import forms, placement
 from .arrays import Array, Axes
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from .geometry import Geometry, Yarn
+from .shards import shard
 
 
-def expected(case: Case, *, precision: str = "f64", backend: str = "auto", threads: int | None = None) -> dict[str, Array]:
+def expected(
+    case: Case, *, precision: str = "f64", backend: str = "auto", threads: int | None = None
+) -> dict[str, Array]:
     """The results of `case` by name: out, and lse where the form has one; the written kv_cache of an append case.
 
     A sharded paged case has partial_out [S, ...] and partial_lse [S, ...] too, and out is their merge.
@@ -84,7 +87,7 @@ def _rope(case: RopeCase, precision: str) -> Array:
 
 
 def _paged(case: PagedCase, **how: Any) -> dict[str, Array]:
-    conventions = {
+    conventions: dict[str, Any] = {
         "softmax_scale": case.softmax_scale,
         "head_dim_v": case.head_dim_v,
         "lse_base": case.lse_base,
@@ -97,7 +100,8 @@ def _paged(case: PagedCase, **how: Any) -> dict[str, Array]:
     if case.shards == 1:
         return whole
     states = [
-        forms.decode_paged(*rank, causal=False, **conventions, **how) for rank in shard(case, table)
+        forms.decode_paged(rank.q, rank.kv_cache, rank.block_table, rank.seq_lens, causal=False, **conventions, **how)
+        for rank in shard(case, table)
     ]
     partial_out = np.stack([state.out.reshape(whole["out"].shape) for state in states])
     partial_lse = np.stack([state.lse.reshape(whole["lse"].shape) for state in states])
@@ -109,40 +113,3 @@ def _paged(case: PagedCase, **how: Any) -> dict[str, Array]:
         empty_lse=case.empty_lse,
     )
     return {**merged._asdict(), "partial_out": partial_out, "partial_lse": partial_lse}
-
-
-def shard(case: PagedCase, table: Array) -> list[tuple[Array, Array, Array, Array]]:
-    """(q, kv_cache, block_table, seq_lens) of each rank, every query token a request of its own, none causal.
-
-    A rank's table is in tokens (block size 1): its rows are the tokens it owns, in ascending order.
-    """
-    q = case.q if case.q.ndim == 4 else case.q[:, None]
-    B, T = q.shape[:2]
-    pages, block, D = case.kv_cache.shape
-    rows = case.kv_cache.reshape(pages * block, 1, D)
-    lens = case.seq_lens.astype(np.int64)
-    longest = int(lens.max(initial=0))
-    j = np.arange(longest)
-    row_of_token = table[:, j // block].astype(np.int64) * block + j % block  # [B, longest]
-    seen = lens[:, None] + (np.arange(T) - T + 1 if case.causal else np.zeros(T, np.int64))  # [B, T] tokens
-    ranks = []
-    for s in range(case.shards):
-        if case.shard_layout == "interleaved":
-            owned = [np.arange(s, n, case.shards) for n in lens]
-        else:
-            size = -(-lens // case.shards)
-            owned = [np.arange(s * c, min((s + 1) * c, n)) for c, n in zip(size, lens, strict=True)]
-        width = max((len(tokens) for tokens in owned), default=0)
-        rank_table = np.full((B, width), -1, np.int64)
-        for b, tokens in enumerate(owned):
-            rank_table[b, : len(tokens)] = row_of_token[b, tokens]
-        count = [[np.searchsorted(tokens, n) for n in seen[b]] for b, tokens in enumerate(owned)]
-        ranks.append(
-            (
-                q.reshape(B * T, *q.shape[2:]),
-                rows,
-                np.repeat(rank_table, T, axis=0).astype(np.int32),
-                np.array(count, np.int32).reshape(B * T),
-            )
-        )
-    return ranks

@@ -105,7 +105,8 @@ def sparse_cache(case: PagedCase) -> Array:
     import mmap
 
     _check_pages(case)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    no_reserve = 0x4000  # MAP_NORESERVE, which the mmap module names from Python 3.13 on
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
     assert case.num_blocks is not None and case.block_stride is not None
     memory = mmap.mmap(-1, case.num_blocks * case.block_stride, flags=flags)
     _, block, D = case.kv_cache.shape

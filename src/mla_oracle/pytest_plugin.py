@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest plugin: cases as a fixture, and a fixture that asserts a verdict. Loaded in every run, so it imports nothing.
+"""The pytest plugin: cases as a fixture, and a fixture that asserts a verdict. Loaded in every run: it imports nothing.
 
     def test_my_kernel(mla_case, mla_oracle):
         out, lse = my_kernel(mla_case.q, mla_case.kv_cache, ...)

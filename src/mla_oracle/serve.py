@@ -79,4 +79,5 @@ def _perform(request: dict[str, Any]) -> dict[str, Any]:
     for key in REQUIRED[op]:
         if key not in request:
             raise InputError(f"{op} needs {key}")
-    return function(**{argument: request[key] for argument, key in names.items() if key in request})
+    result: dict[str, Any] = function(**{argument: request[key] for argument, key in names.items() if key in request})
+    return result

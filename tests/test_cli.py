@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a harness meets it: a subprocess, its exit code, one JSON object on stdout, words on stderr."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mla_oracle.exchange import read_case, read_result, write_case, write_result
+from mla_oracle.inputs import generate
+
+PAGED = "paged:heads=4,row=48,value=32,lens=0+1+17+40,block=16,tokens=2,scale=0.25,seed=3"
+COMMAND = [sys.executable, "-m", "mla_oracle"]
+
+
+def run(*args: object, stdin: str | None = None, **kwargs) -> tuple[int, dict, str]:
+    done = subprocess.run([*COMMAND, *map(str, args)], input=stdin, capture_output=True, text=True, **kwargs)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture
+def case_file(tmp_path: Path) -> Path:
+    path = tmp_path / "case.safetensors"
+    write_case(path, generate(PAGED))
+    return path
+
+
+@pytest.fixture
+def result_file(tmp_path: Path, case_file: Path) -> Path:
+    path = tmp_path / "out.safetensors"
+    assert run("run", case_file, "--precision", "f32", "-o", path)[0] == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        PAGED,
+        "naive:heads=2,nope=16,rope=8,value=12,rank=32,queries=3,cached=9",
+        "absorbed:heads=2,nope=16,rope=0,value=12,rank=32,dtype=bf16",
+        "merge:states=3,lse_base=2,empty_lse=inf",
+        "rope:geometry=deepseek-v3,positions=0+17+4096,angles=table",
+        "append:rank=32,rope=8,tokens=9",
+        "paged:heads=2,row=40,value=32,lens=9+130,block=16,scale=0.5,pages=huge,shards=3,shard_layout=interleaved",
+        "paged:geometry=glm-5.3-flash,lens=70,dtype=f16",
+    ],
+)
+def test_case_run_check_agree_for_every_kind(tmp_path: Path, case_id: str) -> None:
+    case, out = tmp_path / "case", tmp_path / "out"
+    assert run("case", case_id, "-o", case)[0] == 0
+    code, answer, _ = run("run", case, "--precision", "f32", "-o", out)
+    assert code == 0 and answer["result"] == str(out)
+    code, verdict, words = run("check", case, out)
+    assert (code, verdict["verdict"]) == (0, "pass"), words
+    assert run("explain", case)[1]["results"] == {
+        name: list(array.shape) for name, array in read_result(out).items()
+    }
+
+
+def test_an_id_and_its_file_give_the_same_bits(case_file: Path) -> None:
+    of_file, of_id = run("run", case_file)[1], run("run", PAGED)[1]
+    assert of_file["tensors"] == of_id["tensors"]
+    assert of_file["case"] == of_id["case"] == str(read_case(case_file).id)
+
+
+def test_a_wrong_element_is_exit_1_and_named(tmp_path: Path, case_file: Path, result_file: Path) -> None:
+    result = {name: array.copy() for name, array in read_result(result_file).items()}
+    result["out"][2, 1, 3, 7] += 1
+    write_result(tmp_path / "bad", result, {})
+    code, verdict, words = run("check", case_file, tmp_path / "bad")
+    worst = verdict["figures"]["out"]["worst"]
+    table = read_case(case_file).block_table
+    assert (code, verdict["verdict"]) == (1, "fail")
+    assert {k: worst[k] for k in ("request", "query", "head", "column", "token", "page", "slot")} == {
+        "request": 2, "query": 1, "head": 3, "column": 7, "token": 16, "page": int(table[2, 1]), "slot": 0,
+    }  # fmt: skip
+    assert "request 2, query 1, head 3, column 7, token 16" in words
+
+
+def test_zeros_fail(tmp_path: Path, case_file: Path, result_file: Path) -> None:
+    zeros = {"out": np.zeros_like(read_result(result_file)["out"])}
+    write_result(tmp_path / "zeros", zeros, {})
+    code, verdict, _ = run("check", case_file, tmp_path / "zeros")
+    assert (code, verdict["verdict"], verdict["missing"]) == (1, "fail", ["lse"])
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "no command given"),
+        (("frobnicate",), "invalid choice"),
+        (("run",), "required"),
+        (("run", "missing.safetensors"), "missing.safetensors"),
+        (("run", PAGED, "--precision", "f16"), "invalid choice"),
+        (("run", PAGED, "--backend", "gpu"), "backend is 'gpu'"),
+        (("run", PAGED, "--out-dtype", "f8"), "f8"),
+        (("run", PAGED.replace("scale=0.25,", "")), "neither scale nor geometry"),
+        (("run", PAGED.replace("0.25", "nan")), "softmax_scale is nan"),
+        (("run", "paged:geometry=gpt-2"), "gpt-2"),
+        (("run", "pagd:heads=4"), "pagd"),
+        (("case", PAGED, "-o", "no/such/folder/case"), "no/such/folder"),
+        (("case", PAGED, "-o", "."), "folder"),
+        (("check", PAGED, "missing.safetensors"), "missing.safetensors"),
+        (("check", PAGED, "missing.safetensors", "--tol", "x"), "invalid float"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(tmp_path: Path, args: tuple[str, ...], said: str) -> None:
+    code, answer, words = run(*args, cwd=tmp_path)
+    assert code == answer["error"]["code"] == 2
+    assert said in answer["error"]["message"]
+    assert words == f"mla-oracle: {answer['error']['message']}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_negative_tolerance_is_bad_input(case_file: Path, result_file: Path) -> None:
+    assert run("check", case_file, result_file, "--tol=-1")[1]["error"]["message"].startswith("tol is -1")
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100, -1])
+def test_a_truncated_case_is_exit_2(tmp_path: Path, case_file: Path, size: int) -> None:
+    (tmp_path / "cut").write_bytes(case_file.read_bytes()[:size])
+    code, answer, _ = run("run", tmp_path / "cut", "-o", tmp_path / "never")
+    assert code == 2 and "cut" in answer["error"]["message"]
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("redirect", [">&-", "> /dev/full"])
+def test_a_stdout_that_cannot_be_written_is_exit_2_and_never_a_mismatch(
+    tmp_path: Path, case_file: Path, result_file: Path, redirect: str
+) -> None:
+    command = f"'{sys.executable}' -m mla_oracle check {case_file} {result_file} {redirect}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "stdout" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_is_exit_2(case_file: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*COMMAND, "run", case_file], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.returncode == 2 and "stdout" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_defect_of_ours_is_exit_70(tmp_path: Path) -> None:
+    script = (
+        "import sys, mla_oracle.commands as c, mla_oracle.cli as cli\n"
+        "c.run = lambda *a, **k: 1 / 0\n"
+        "sys.exit(cli.main(['run', 'x']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == json.loads(done.stdout)["error"]["code"] == 70
+
+
+def test_info_and_version() -> None:
+    assert (Path(run("info")[1]["include_dir"]) / "mla_oracle.hpp").is_file()
+    done = subprocess.run([*COMMAND, "info", "--include-dir"], capture_output=True, text=True)
+    assert done.stdout.strip() == run("info")[1]["include_dir"]
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True)
+    assert done.stdout.strip() == run("info")[1]["version"]
+
+
+def test_the_selftest_passes() -> None:
+    code, report, words = run("selftest")
+    assert code == 0 and report["passed"] and len(report["proofs"]) >= 53
+    assert words.count("ok  ") == len(report["proofs"])
+
+
+def test_starting_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, mla_oracle, mla_oracle.cli as c\n"
+        "assert 'numpy' not in sys.modules, 'numpy'\n"
+        f"c.main(['run', {PAGED!r}])\n"
+        "heavy = {'cuda', 'torch', 'matplotlib', 'safetensors', 'pytest', 'ctypes.util'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checker checked: what it must reject, with the right words, and what it must accept."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mla_oracle import compare, dtypes
+from mla_oracle.cases import PagedCase
+from mla_oracle.errors import InputError
+from mla_oracle.inputs import generate
+from mla_oracle.oracle import expected
+
+ID = "paged:heads=4,row=72,value=64,lens=0+1+17+300,block=16,tokens=2,scale=0.25"
+FAMILIES = ("normal", "peaked", "flat", "position", "onehot", "tailed", "rising")
+
+
+@pytest.fixture(scope="module")
+def case() -> PagedCase:
+    return generate(ID)
+
+
+@pytest.fixture
+def truth(case: PagedCase) -> dict:
+    return expected(case)
+
+
+def verdict(case, truth, **changes):
+    return compare.check(case, {**truth, **changes}, truth)
+
+
+def test_the_truth_passes_and_says_so(case, truth) -> None:
+    v = verdict(case, truth)
+    assert v.passed and v.as_json()["verdict"] == "pass"
+    assert v.figures["out"].max_abs_error == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_an_honest_kernel_passes(family: str, dtype: str) -> None:
+    """Two passes in f32, the weights rounded to the cache's dtype, then the output: what tensor cores do."""
+    case = generate(f"{ID},inputs={family},dtype={dtype}")
+    out = np.zeros((*case.q.shape[:3], 64), np.float32)
+    lse = np.full(case.q.shape[:3], -np.inf, np.float32)
+    q, kv = case.q.astype(np.float32), case.kv_cache.astype(np.float32)
+    for b, length in enumerate(case.seq_lens):
+        rows = kv[case.block_table[b, np.arange(length) // 16], np.arange(length) % 16]
+        for t in range(2):
+            seen = length - 1 + t
+            if seen > 0:
+                s = q[b, t] @ rows[:seen].T * np.float32(0.25)
+                p = np.exp(s - s.max(-1, keepdims=True))
+                lse[b, t] = s.max(-1) + np.log(p.sum(-1))
+                rounded = dtypes.round_to(p, dtype).astype(np.float32)
+                out[b, t] = rounded @ rows[:seen, :64] / p.sum(-1, keepdims=True)
+    v = compare.check(case, {"out": dtypes.round_to(out, dtype), "lse": lse}, expected(case))
+    assert v.passed, v.reason
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("wrong", ["zeros", "ones", "double", "transposed", "next head"])
+def test_a_wrong_function_fails(family: str, wrong: str) -> None:
+    case = generate(f"{ID},inputs={family},dtype=bf16")
+    truth = expected(case)
+    out = {
+        "zeros": np.zeros_like(truth["out"]),
+        "ones": np.ones_like(truth["out"]),
+        "double": truth["out"] * 2,
+        "transposed": truth["out"].swapaxes(1, 2).reshape(truth["out"].shape),
+        "next head": np.roll(truth["out"], 1, axis=2),
+    }[wrong]
+    blind = family in ("flat", "position", "rising") and wrong == "next head"  # all heads have the same query
+    assert compare.check(case, {"out": out}, truth).passed == blind
+
+
+def test_one_page_dropped_shows_in_the_lse_of_a_bf16_case() -> None:
+    case = generate("paged:heads=2,row=72,value=64,lens=4096,scale=0.0625,dtype=bf16,inputs=flat")
+    truth = expected(case)
+    v = compare.check(case, {**truth, "lse": truth["lse"] + math.log(4032 / 4096)}, truth)
+    assert not v.passed and v.reason.startswith("lse is ")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(np.nan, "out is nan where"), (np.inf, "out is inf where"), (-np.inf, "out is -inf where")],
+)
+def test_a_nonfinite_value_fails_before_any_metric(case, truth, value: float, said: str) -> None:
+    out = truth["out"].copy()
+    out[3, 1, 2, 5] = value
+    out[3, 0, 0, 0] = 1e30
+    v = verdict(case, truth, out=out)
+    assert not v.passed and "out" not in v.figures
+    assert v.reason.startswith(said) and "request 3, query 1, head 2, column 5, token 299" in v.reason
+
+
+def test_a_number_for_nan_fails_and_nan_for_nan_passes() -> None:
+    case = generate(ID)
+    cache = case.kv_cache.copy()
+    cache[case.block_table[2, 0], 3, 70] = np.nan
+    case = PagedCase(**{**case.tensors(), **case.conventions(), "kv_cache": cache})
+    truth = expected(case)
+    assert np.isnan(truth["out"][2]).all() and np.isnan(truth["lse"][2]).all()
+    assert np.isfinite(truth["out"][3]).all()
+    v = compare.check(case, truth, truth)
+    assert v.passed
+    assert v.nonfinite_inputs == [
+        {"tensor": "request 2 of kv_cache", "index": [3, 70], "value": "nan", "count": 1}
+    ]
+    assert "out is 0.0 where nan is expected" in verdict(case, truth, out=np.nan_to_num(truth["out"])).reason
+
+
+def test_the_empty_value_of_the_lse_is_judged(case, truth) -> None:
+    lse = truth["lse"].copy()
+    lse[0] = np.inf
+    assert "lse is inf where -inf is expected, at request 0" in verdict(case, truth, lse=lse).reason
+
+
+def test_shape_and_dtype_come_first(case, truth) -> None:
+    assert verdict(case, truth, out=truth["out"][..., 1:]).reason == "out is [4, 2, 4, 63], expected [4, 2, 4, 64]"
+    assert "out is i32, expected f64 or f32" in verdict(case, truth, out=truth["out"].astype(np.int32)).reason
+
+
+def test_a_missing_lse_is_named_and_a_missing_out_refused(case, truth) -> None:
+    assert compare.check(case, {"out": truth["out"]}, truth).missing == ["lse"]
+    with pytest.raises(InputError, match="hold no out, expected out, lse"):
+        compare.check(case, {"lse": truth["lse"]}, truth)
+    with pytest.raises(InputError, match="hold output, expected out, lse"):
+        verdict(case, truth, output=truth["out"])
+
+
+def test_only_the_rules_asked_for_apply(case, truth) -> None:
+    off = {**truth, "out": truth["out"] + 1e-3}
+    size = np.abs(truth["out"]).max()
+    assert not compare.check(case, off, truth, tol=0.9e-3 / max(size, 1)).passed
+    assert compare.check(case, off, truth, tol=1.1e-3 / max(size, 1)).passed
+    assert not compare.check(case, off, truth, atol=0.9e-3).passed
+    assert compare.check(case, off, truth, atol=1.1e-3).passed
+    assert not compare.check(case, off, truth, rtol=1e-2).passed  # elements near zero
+    for bad in (-1.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="tol is"):
+            compare.check(case, off, truth, tol=bad)
+
+
+def test_the_default_tolerance_is_its_expression(case) -> None:
+    f32 = (4 + 72 + 300) * 2.0**-24
+    assert compare.default_tol(case, "f32", inputs_round=True) == f32
+    assert compare.default_tol(case, "bf16", inputs_round=True) == 4 * 2.0**-8 + (72 + 300) * 2.0**-24
+    half = generate(f"{ID},dtype=f16")
+    assert compare.default_tol(half, "f32", inputs_round=True) == 4 * 2.0**-11 + (72 + 300) * 2.0**-24
+    assert compare.default_tol(half, "f32", inputs_round=False) == f32
+    append = generate("append:rank=8,rope=4")
+    assert compare.default_tol(append, "f32", inputs_round=True) == 0
+
+
+def test_an_append_case_is_judged_by_bytes() -> None:
+    case = generate("append:rank=8,rope=4,dtype=bf16")
+    truth = expected(case)
+    assert compare.check(case, truth, truth).passed
+    cache = truth["kv_cache"].copy()
+    cache.view(np.uint16)[1, 2, 3] ^= 1
+    assert "page 1, slot 2, column 3" in compare.check(case, {"kv_cache": cache}, truth).reason
+    assert "is f32, expected bf16" in compare.check(
+        case, {"kv_cache": cache.astype(np.float32)}, truth
+    ).reason
+
+
+def test_sharded_partials_are_judged_by_rank() -> None:
+    case = generate("paged:heads=2,row=40,value=32,lens=7+130,block=16,scale=0.5,shards=3")
+    truth = expected(case)
+    partial = truth["partial_out"].copy()
+    partial[2, 1, 0, 5] += 1
+    v = compare.check(case, {**truth, "partial_out": partial}, truth)
+    assert "partial_out is " in v.reason and "rank 2, request 1, head 0, column 5" in v.reason

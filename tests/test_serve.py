@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process, many questions: every line is answered, errors too, and the process lives on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASE = "paged:heads=2,row=40,value=32,lens=0+1+17,block=16,scale=0.5"
+
+
+def serve(*lines: str) -> list[dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "mla_oracle", "serve"], input="\n".join(lines), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_case_is_made_run_and_checked(tmp_path: Path) -> None:
+    case, out = str(tmp_path / "case"), str(tmp_path / "out")
+    answers = serve(
+        json.dumps({"id": 1, "op": "case", "case": CASE, "out": case}),
+        json.dumps({"id": "two", "op": "run", "case": case, "out": out, "precision": "f32"}),
+        json.dumps({"id": None, "op": "check", "case": case, "actual": out}),
+        json.dumps({"id": 4, "op": "check", "case": case, "actual": out, "tol": 0}),
+    )
+    assert [answer["id"] for answer in answers] == [1, "two", None, 4]
+    assert [answer["exit_code"] for answer in answers] == [0, 0, 0, 1]
+    assert answers[2]["result"]["verdict"] == "pass" and answers[3]["result"]["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", None),
+        ("not json", "not JSON"),
+        ("[" * 100000, "not JSON"),
+        ("[1]", "expected an object"),
+        ('{"op": "frob"}', "op is 'frob'"),
+        ('{"op": ["run"]}', "op is"),
+        ('{"op": "run"}', "run needs case"),
+        ('{"op": "run", "case": 7}', "case is 7"),
+        ('{"op": "run", "case": "x", "frob": 1}', "does not take frob"),
+        ('{"op": "run", "case": "nowhere"}', "nowhere"),
+        ('{"op": "check", "case": "' + CASE + '", "actual": "nowhere", "tol": true}', "tol is True"),
+        ('{"op": "run", "case": "\\u0000:"}', ""),
+    ],
+)
+def test_a_bad_line_is_answered_and_survived(line: str, said: str | None) -> None:
+    *bad, good = serve(line, json.dumps({"id": 9, "op": "run", "case": CASE}))
+    assert good["id"] == 9 and good["ok"]
+    assert len(bad) == (said is not None)
+    for answer in bad:
+        assert not answer["ok"] and answer["error"]["code"] == 2 and said in answer["error"]["message"]
+        assert "\n" not in answer["error"]["message"]
+
+
+def test_bytes_that_are_not_utf8_are_answered() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mla_oracle", "serve"], input=b"\xff\xfe\n", capture_output=True
+    )
+    assert json.loads(done.stdout)["error"]["code"] == 2
