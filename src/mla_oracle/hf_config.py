@@ -209,7 +209,7 @@ def _merged_rope(content: Section) -> Section:
     for key, entry in found:
         if entry.value is not None:
             other = merged.setdefault(key, entry)
-            if other.value != entry.value:
+            if other is not entry and other.value != entry.value:
                 raise InputError(f"{entry.name} is {show(entry.value)}, {other.name} {show(other.value)}")
     return merged
 
