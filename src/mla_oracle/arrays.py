@@ -28,11 +28,16 @@ def as_array(name: str, value: object) -> Array:
     anything that speaks numpy's array interface. Everything else is refused: lists carry no dtype.
     """
     if isinstance(value, np.ndarray):
-        return value
+        if hasattr(value, "mask"):
+            raise InputError(f"{name} is a masked array, expected one whose every element counts")
+        return np.asarray(value)
     if hasattr(value, "__dlpack__"):
         return _from_dlpack(name, value)
     if hasattr(value, "__array_interface__"):
-        return np.asarray(value)
+        try:
+            return np.asarray(value)
+        except Exception as error:
+            raise InputError(f"{name} cannot be read through the array interface: {_line(error)}") from error
     raise InputError(
         f"{name} is a {type(value).__name__}, expected an array (numpy, DLPack or the array interface)"
     )
@@ -41,20 +46,26 @@ def as_array(name: str, value: object) -> Array:
 def _from_dlpack(name: str, value: Any) -> Array:
     from ._dlpack import Borrowed
 
-    device, _ = value.__dlpack_device__()
-    if device != 1:
-        raise InputError(f"{name} is on DLPack device type {int(device)}, expected the CPU (1)")
     try:
+        device = int(value.__dlpack_device__()[0])
+        if device != 1:
+            raise InputError(f"{name} is on DLPack device type {device}, expected the CPU (1)")
         try:
             capsule = value.__dlpack__(max_version=(1, 0))
         except TypeError:
             capsule = value.__dlpack__()
         borrowed = Borrowed(capsule)
-    except (TypeError, RuntimeError, BufferError) as error:
-        raise InputError(f"{name} cannot be read through DLPack: {str(error).splitlines()[0]}") from error
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{name} cannot be read through DLPack: {_line(error)}") from error
     if math.prod(borrowed.__array_interface__["shape"]) == 0:
         return np.empty(borrowed.__array_interface__["shape"], dtypes.dtype(borrowed.dtype))
     return np.asarray(borrowed).view(dtypes.dtype(borrowed.dtype))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def dtype_name(name: str, array: Array) -> str:
