@@ -23,7 +23,7 @@ import numpy as np
 from . import dtypes
 from .arrays import FLOATS, Array, Axes, as_array, bytes_of, dtype_name
 from .errors import InputError
-from .geometry import Geometry
+from .geometry import Geometry, show
 
 LOG2E = 1.4426950408889634
 DENSE_DTYPES = (*FLOATS, "f64")
@@ -93,6 +93,8 @@ def _attend(
     precision: str,
 ) -> Array:
     real, allowed = _precision(precision)
+    if not isinstance(geometry, Geometry):
+        raise InputError(f"geometry is {show(geometry)}, expected a Geometry")
     axes = Axes(
         H=geometry.num_heads,
         P=geometry.qk_nope_head_dim,
@@ -117,7 +119,7 @@ def _attend(
     else:
         scale = _scale(softmax_scale, precision)
     out = np.empty((axes["t_q"], axes["H"], axes["V"]), real)
-    kernel(*(a.astype(real, copy=False) for a in arrays), float(scale), out)
+    kernel(*(_widen(a, real) for a in arrays), float(scale), out)
     return out
 
 
@@ -130,7 +132,7 @@ def absorb_query(q_nope: object, w_uk: object, *, precision: str = "f32") -> Arr
     q_nope = axes.take("q_nope", q_nope, "T H P", allowed)
     w_uk = axes.take("w_uk", w_uk, "H P L", allowed)
     q_lat = np.empty((axes["T"], axes["H"], axes["L"]), real)
-    _absorbed.absorb_query(q_nope.astype(real, copy=False), w_uk.astype(real, copy=False), q_lat)
+    _absorbed.absorb_query(_widen(q_nope, real), _widen(w_uk, real), q_lat)
     return q_lat
 
 
@@ -143,7 +145,7 @@ def up_project(o_lat: object, w_uv: object, *, precision: str = "f32") -> Array:
     o_lat = axes.take("o_lat", o_lat, "T H L", allowed)
     w_uv = axes.take("w_uv", w_uv, "H V L", allowed)
     out = np.empty((axes["T"], axes["H"], axes["V"]), real)
-    _absorbed.up_project(o_lat.astype(real, copy=False), w_uv.astype(real, copy=False), out)
+    _absorbed.up_project(_widen(o_lat, real), _widen(w_uv, real), out)
     return out
 
 
@@ -188,10 +190,13 @@ def decode_paged(
     """
     from .reference import _paged
 
-    if backend not in ("auto", "strict"):
-        raise InputError(f"backend is {backend!r}, expected 'auto' or 'strict'")
+    _choice("backend", backend, ("auto", "strict"))
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise InputError(f"threads is {threads!r}, expected a positive integer or None")
+        raise InputError(f"threads is {show(threads)}, expected a positive integer or None")
+    if not isinstance(causal, (bool, np.bool_)):
+        raise InputError(f"causal is {show(causal)}, expected True or False")
+    if out_dtype is not None:
+        _choice("out_dtype", out_dtype, dtypes.STORED)
     real, allowed = _precision(precision)
     q = as_array("q", q)
     has_tokens = q.ndim != 3
@@ -202,7 +207,8 @@ def decode_paged(
     seq_lens = axes.take("seq_lens", seq_lens, "B", ("i32",))
     scale = _scale(softmax_scale, precision)
     head_dim_v = _head_dim_v(head_dim_v, axes["D"])
-    unit = 1.0 if _base(lse_base) == "e" else LOG2E
+    unit = 1.0 if _choice("lse_base", lse_base, ("e", "2")) == "e" else LOG2E
+    empty_lse = _number("empty_lse", empty_lse)
     _check_pages(block_table, seq_lens, axes["num_blocks"], axes["block_size"])
 
     q = q if has_tokens else q[:, None]
@@ -219,7 +225,7 @@ def decode_paged(
             float(scale),
             bool(causal),
             unit,
-            float(empty_lse),
+            empty_lse,
             out,
             lse,
         )
@@ -257,15 +263,16 @@ def merge_states(
     for name, array in (("partial_out", partial_out), ("partial_lse", partial_lse)):
         if (kind := dtype_name(name, array)) not in allowed:
             raise InputError(f"{name} is {kind}, expected {' or '.join(allowed)}")
+    empty_lse = _number("empty_lse", empty_lse)
     states, *rows, width = partial_out.shape
     count = math.prod(rows)
     out = np.empty((count, width), real)
     lse = np.empty(count, real)
     _merge.merge(
-        partial_out.astype(real, copy=False).reshape(states, count, width),
-        partial_lse.astype(real, copy=False).reshape(states, count),
-        math.log(2) if _base(lse_base) == "2" else 1.0,
-        float(empty_lse),
+        _widen(partial_out, real).reshape(states, count, width),
+        _widen(partial_lse, real).reshape(states, count),
+        math.log(2) if _choice("lse_base", lse_base, ("e", "2")) == "2" else 1.0,
+        empty_lse,
         out,
         lse,
     )
@@ -307,19 +314,33 @@ def append_kv(kv_cache: object, c_kv: object, k_pe: object, slot_mapping: object
 
 
 def _precision(precision: str) -> tuple[Any, tuple[str, ...]]:
-    if precision == "f32":
+    if _choice("precision", precision, ("f32", "f64")) == "f32":
         return np.float32, FLOATS
-    if precision == "f64":
-        return np.float64, (*FLOATS, "f64")
-    raise InputError(f"precision is {precision!r}, expected 'f32' or 'f64'")
+    return np.float64, DENSE_DTYPES
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} is {show(value)}, expected {' or '.join(choices)}")
+    return value
+
+
+def _widen(array: Array, real: Any) -> Array:
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return array.astype(real, copy=False)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.floating, np.integer)):
+        raise InputError(f"{name} is {show(value)}, expected a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"{name} is {show(value)}, expected a number") from None
 
 
 def _scale(softmax_scale: object, precision: str) -> float:
-    if isinstance(softmax_scale, (bool, np.bool_)) or not isinstance(
-        softmax_scale, (int, float, np.floating, np.integer)
-    ):
-        raise InputError(f"softmax_scale is {softmax_scale!r}, expected a number")
-    scale = float(softmax_scale)
+    scale = _number("softmax_scale", softmax_scale)
     if precision == "f32" and abs(scale) < np.inf:
         with np.errstate(over="ignore"):
             scale = float(np.float32(scale))
@@ -330,16 +351,12 @@ def _scale(softmax_scale: object, precision: str) -> float:
 
 def _head_dim_v(head_dim_v: object, width: int) -> int:
     if isinstance(head_dim_v, bool) or not isinstance(head_dim_v, (int, np.integer)):
-        raise InputError(f"head_dim_v is {head_dim_v!r}, expected an integer")
+        raise InputError(f"head_dim_v is {show(head_dim_v)}, expected an integer")
     if not 1 <= head_dim_v <= width:
-        raise InputError(f"head_dim_v is {head_dim_v}, expected 1 to {width}, the width of a kv_cache row")
+        raise InputError(
+            f"head_dim_v is {show(int(head_dim_v))}, expected 1 to {width}, the width of a kv_cache row"
+        )
     return int(head_dim_v)
-
-
-def _base(lse_base: object) -> str:
-    if str(lse_base) not in ("e", "2"):
-        raise InputError(f"lse_base is {lse_base!r}, expected 'e' or '2'")
-    return str(lse_base)
 
 
 def _stack(name: str, states: object) -> Array:
