@@ -309,8 +309,7 @@ def append_kv(kv_cache: object, c_kv: object, k_pe: object, slot_mapping: object
         if slots[t] == slots[u]:
             raise InputError(f"slot_mapping[{u}] is {slots[u]}, which slot_mapping[{t}] already is")
     block, offset = np.divmod(slots[rows], axes["block_size"] or 1)
-    kv_cache[block, offset, : axes["L"]] = c_kv[rows]
-    kv_cache[block, offset, axes["L"] :] = k_pe[rows]
+    kv_cache[block, offset] = np.concatenate([c_kv[rows], k_pe[rows]], axis=1)
 
 
 def _precision(precision: str) -> tuple[Any, tuple[str, ...]]:
