@@ -245,8 +245,8 @@ def merge_states(
     """Join S attention states over disjoint keys, in ascending order.
 
     partial_out [S, ..., V] and partial_lse [S, ...] of the same leading axes (or sequences of S arrays). A state
-    is empty where its lse is -inf, +inf or `empty_lse`: its out may hold anything. Where every state is empty, the
-    result is out 0 and lse `empty_lse`.
+    is empty where its lse is -inf, +inf or `empty_lse` (as partial_lse's dtype stores it): its out may hold
+    anything. Where every state is empty, the result is out 0 and lse `empty_lse`.
 
     Returns Attention(out [..., V], lse [...]). Raises InputError.
     """
@@ -264,6 +264,8 @@ def merge_states(
         if (kind := dtype_name(name, array)) not in allowed:
             raise InputError(f"{name} is {kind}, expected {' or '.join(allowed)}")
     empty_lse = _number("empty_lse", empty_lse)
+    with np.errstate(over="ignore"):
+        marker = float(np.array(empty_lse).astype(partial_lse.dtype))
     states, *rows, width = partial_out.shape
     count = math.prod(rows)
     out = np.empty((count, width), real)
@@ -272,6 +274,7 @@ def merge_states(
         _widen(partial_out, real).reshape(states, count, width),
         _widen(partial_lse, real).reshape(states, count),
         math.log(2) if _choice("lse_base", lse_base, ("e", "2")) == "2" else 1.0,
+        marker,
         empty_lse,
         out,
         lse,

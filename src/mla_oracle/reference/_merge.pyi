@@ -5,5 +5,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 def merge(
-    partial_out: Array, partial_lse: Array, unit: float, empty_lse: float, out: Array, lse: Array
+    partial_out: Array,
+    partial_lse: Array,
+    unit: float,
+    marker: float,
+    empty_lse: float,
+    out: Array,
+    lse: Array,
 ) -> None: ...

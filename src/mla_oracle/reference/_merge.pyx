@@ -10,11 +10,12 @@ def merge(
     const real[:, :, :] partial_out,    # [S, N, V]
     const real[:, :] partial_lse,       # [S, N]
     double unit,                        # log(base of the LSE)
-    double empty_lse,
+    double marker,                      # the lse of an empty state, next to -inf and +inf
+    double empty_lse,                   # the lse of a row that has none but empty states
     real[:, ::1] out,                   # [N, V]
     real[::1] lse,                      # [N]
 ):
-    """Fill `out` and `lse`. A state whose lse is infinite or `empty_lse` is empty: its out is not touched."""
+    """Fill `out` and `lse`. A state whose lse is infinite or `marker` is empty: its out is not touched."""
     cdef Py_ssize_t S = partial_out.shape[0], N = partial_out.shape[1], V = partial_out.shape[2]
     cdef Py_ssize_t s, n, d
     cdef real m, w, total
@@ -22,13 +23,13 @@ def merge(
         for n in range(N):
             m = -INFINITY
             for s in range(S):
-                if not empty(partial_lse[s, n], empty_lse) and partial_lse[s, n] > m:
+                if not empty(partial_lse[s, n], marker) and partial_lse[s, n] > m:
                     m = partial_lse[s, n]
 
             total = 0
             out[n, :] = 0
             for s in range(S):
-                if empty(partial_lse[s, n], empty_lse):
+                if empty(partial_lse[s, n], marker):
                     continue
                 w = exp_of(<real>((partial_lse[s, n] - m) * unit))
                 total += w
@@ -43,5 +44,5 @@ def merge(
             lse[n] = <real>(m + log_of(total) / unit)
 
 
-cdef inline bint empty(double lse, double empty_lse) noexcept nogil:
-    return isinf(lse) or lse == empty_lse or (isnan(lse) and isnan(empty_lse))
+cdef inline bint empty(double lse, double marker) noexcept nogil:
+    return isinf(lse) or lse == marker or (isnan(lse) and isnan(marker))
