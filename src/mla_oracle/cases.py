@@ -158,8 +158,8 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) == 0:
-        raise ValueError("a positive integer")
+    if not (text.isascii() and text.isdigit()) or len(text) > 18 or int(text) == 0:
+        raise ValueError("a positive integer below 10^18")
     return int(text)
 
 
@@ -201,7 +201,7 @@ def format_convention(value: Any) -> str:
     """The text of a convention in a file or an id; PARSERS reads it back."""
     if isinstance(value, (bool, np.bool_)):
         return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else str(value)
+    return repr(float(value)) if isinstance(value, (float, np.floating)) else str(value)
 
 
 def from_parts(tensors: dict[str, Array], metadata: dict[str, str]) -> Case:
