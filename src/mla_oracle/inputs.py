@@ -22,7 +22,7 @@ from . import _generators, dtypes
 from .arrays import Array
 from .cases import AbsorbedCase, AppendCase, Case, MergeCase, NaiveCase, PagedCase, RopeCase
 from .errors import InputError
-from .placement import place_pages
+from .placement import count_pages, place_pages
 from .recipes import AppendRecipe, DenseRecipe, MergeRecipe, PagedRecipe, Recipe, RopeRecipe, parse_id
 
 MAX_BYTES = 1 << 36
@@ -30,8 +30,7 @@ MAX_BYTES = 1 << 36
 
 def generate(recipe: Recipe | str) -> Case:
     """The case that `recipe`, or the id of one, stands for. Raises InputError."""
-    if isinstance(recipe, str):
-        recipe = parse_id(recipe)
+    recipe = parse_id(str(recipe))
     match recipe:
         case DenseRecipe():
             return _dense(recipe)
@@ -122,16 +121,15 @@ def _paged(recipe: PagedRecipe) -> PagedCase:
         raise InputError(f"case id {str(recipe)!r} has value={V}, expected at most row={D}")
 
     lens = np.array(recipe.lens, np.int32)
+    kv = _empty(count_pages(lens, recipe.block, recipe.pages), recipe.block, D)
     pages = place_pages(lens, recipe.block, recipe.pages, lambda n: permutation(recipe.seed, "pages", n))
     T = recipe.tokens or 1
     if recipe.inputs == "lcg":
-        kv = _empty(pages.count, recipe.block, D)
         q = _empty(len(lens), T, H, D)
         _generators.lcg(recipe.seed & 0xFFFFFFFF, kv.reshape(-1))
         _generators.lcg((recipe.seed + 7919) & 0xFFFFFFFF, q.reshape(-1))
     else:
         q, rows = _paged_rows(recipe, lens, T, H, D, V, scale)
-        kv = _empty(pages.count, recipe.block, D)
         kv[:] = np.nan
         kv.reshape(-1, D)[pages.row_of_token] = rows
     kv.reshape(-1, D)[pages.unread_rows] = np.nan
@@ -216,7 +214,7 @@ def _rope(recipe: RopeRecipe) -> RopeCase:
         yarn = geometry.yarn.to_json() if geometry.yarn is not None else None
     if pairing is None or base is None:
         missing = "pairing" if pairing is None else "base"
-        raise InputError(f"case id {str(recipe)!r} has neither {missing} nor geometry, expected one of them")
+        raise InputError(f"case id {str(recipe)!r} has no {missing}, expected it or a geometry that has one")
     positions = np.array(recipe.positions, np.int64)
     x = normal(recipe.seed, "x", len(positions), recipe.heads, width)
     return RopeCase(
@@ -233,15 +231,17 @@ def _rope(recipe: RopeRecipe) -> RopeCase:
 def _append(recipe: AppendRecipe) -> AppendCase:
     L = recipe.size("rank", lambda g: g.kv_lora_rank)
     R = recipe.size("rope", lambda g: g.qk_rope_head_dim)
-    slots = permutation(recipe.seed, "slot_mapping", recipe.blocks * recipe.block)[: recipe.tokens].astype(np.int64)
-    slots[2::3] = -1
 
     def stored(name: str, *shape: int) -> Array:
         return dtypes.round_to(normal(recipe.seed, name, *shape), recipe.dtype)
 
+    kv_cache = stored("kv_cache", recipe.blocks, recipe.block, L + R)
+    slots = permutation(recipe.seed, "slot_mapping", recipe.blocks * recipe.block)
+    slots = slots[: recipe.tokens].astype(np.int64)
+    slots[2::3] = -1
     return AppendCase(
         id=str(recipe),
-        kv_cache=stored("kv_cache", recipe.blocks, recipe.block, L + R),
+        kv_cache=kv_cache,
         c_kv=stored("c_kv", recipe.tokens, L),
         k_pe=stored("k_pe", recipe.tokens, R),
         slot_mapping=slots,

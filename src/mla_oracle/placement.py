@@ -43,6 +43,14 @@ class Pages:
         return ids, num_blocks, stride
 
 
+def count_pages(lens: Array, block: int, order: str) -> int:
+    """Pages stored for requests of `lens` tokens."""
+    used = -(-lens.astype(np.int64) // block)  # [B]
+    if order == "descending":
+        return len(lens) * max(1, int(used.max(initial=0))) + SPARE_PAGES
+    return int(used.sum()) + SPARE_PAGES
+
+
 def place_pages(lens: Array, block: int, order: str, permutation: Callable[[int], Array]) -> Pages:
     """Pages for requests of `lens` tokens: `order` "descending" is the published layout, else shuffled.
 
@@ -51,15 +59,14 @@ def place_pages(lens: Array, block: int, order: str, permutation: Callable[[int]
     B = len(lens)
     used = -(-lens.astype(np.int64) // block)  # [B]
     max_blocks = max(1, int(used.max(initial=0)))
-    if B * max_blocks >= 2**31:
-        raise InputError(f"lens need a block table of {B} x {max_blocks}, expected fewer than 2^31 entries")
+    if B * max_blocks >= 2**28:
+        raise InputError(f"lens need a block table of {B} x {max_blocks}, expected fewer than 2^28 entries")
     slot = np.arange(max_blocks)
-    count = B * max_blocks + SPARE_PAGES
+    count = count_pages(lens, block, order)
     if order == "descending":
         pages = count - 1 - np.arange(B * max_blocks).reshape(B, max_blocks)
     else:
         in_use = slot < used[:, None]
-        count = int(used.sum()) + SPARE_PAGES
         pages = np.full((B, max_blocks), -1)
         pages[in_use] = permutation(count)[: int(used.sum())]
 

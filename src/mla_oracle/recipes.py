@@ -164,28 +164,40 @@ def parse_id(text: str) -> Recipe:
         try:
             values[name] = _parser(cls, name)(value)
         except ValueError as error:
-            raise InputError(f"case id {text!r} has {name}={value}, expected {error}") from None
+            raise InputError(f"case id {text!r} has {name}={value!r}, expected {error}") from None
     return cls(**values)
 
 
 def _parser(cls: type[Recipe], name: str) -> Callable[[str], Any]:
     if name == "inputs":
         return parse_choice(*(PAGED_INPUTS if cls is PagedRecipe else DENSE_INPUTS))
-    return PARSERS.get(name, parse_positive)
+    return PARSERS.get(name, _parse_size)
+
+
+def _parse_size(text: str) -> int:
+    if (size := parse_positive(text)) >= 2**31:
+        raise ValueError("a positive integer below 2^31")
+    return size
 
 
 def _parse_natural(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 20:
-        raise ValueError("an integer of 0 or more")
+    if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) >= 2**64:
+        raise ValueError("an integer from 0 to 2^64 - 1")
     return int(text)
+
+
+def _parse_scale(text: str) -> float:
+    if not 0 < (scale := parse_float(text)) < math.inf:
+        raise ValueError("a positive finite number")
+    return scale
 
 
 def _parse_naturals(text: str) -> tuple[int, ...]:
     parts = []
-    for part in text.split("+"):
+    for part in text.split("+") if text else ():
         value, x, times = part.partition("x")
         parts.append((_parse_natural(value), _parse_natural(times) if x else 1))
-    if sum(times for _, times in parts) > 1_000_000 or max(value for value, _ in parts) > 2**31 - 1:
+    if sum(times for _, times in parts) > 1_000_000 or any(value >= 2**31 for value, _ in parts):
         raise ValueError("at most 1000000 integers below 2^31")
     return tuple(value for value, times in parts for _ in range(times))
 
@@ -204,8 +216,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "rope": _parse_natural,
     "lens": _parse_naturals,
     "positions": _parse_naturals,
-    "scale": parse_float,
-    "base": parse_float,
+    "scale": _parse_scale,
+    "base": _parse_scale,
     "causal": parse_bool,
     "lse_base": parse_choice("e", "2"),
     "empty_lse": parse_float,
