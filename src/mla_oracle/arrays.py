@@ -101,12 +101,12 @@ class Axes(dict[str, int]):
 
 def bytes_of(name: str, array: Array) -> Array:
     """`array` as bytes with its outer strides; the innermost axis must be contiguous."""
+    if array.size == 0:
+        return np.empty((*array.shape[:-1], array.shape[-1] * array.itemsize), np.uint8)
     if array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
         raise InputError(
             f"{name} has an innermost stride of {array.strides[-1]} bytes, expected {array.itemsize} (contiguous)"
         )
-    if array.size == 0:
-        return np.empty((*array.shape[:-1], array.shape[-1] * array.itemsize), np.uint8)
     if array.shape[-1] == 1:
         array = np.lib.stride_tricks.as_strided(array, strides=(*array.strides[:-1], array.itemsize))
     return array.view(np.uint8)
