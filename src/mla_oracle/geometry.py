@@ -180,21 +180,21 @@ class Geometry:
 def show(value: object) -> str:
     """`value` on one short line, for an error text."""
     if isinstance(value, numbers.Integral):
-        return str(value) if abs(value) < 2**64 else "an integer of more than 64 bits"
+        return str(value) if abs(int(value)) < 2**64 else "an integer of more than 64 bits"
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "...")
     return str(value) if value is None or isinstance(value, float) else f"a {type(value).__name__}"
 
 
 def check_integer(name: str, value: object, *, least: int) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not least <= value <= MAX_SIZE:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not least <= int(value) <= MAX_SIZE:
         raise InputError(f"{name} is {show(value)}, expected an integer from {least} to {MAX_SIZE}")
     return int(value)
 
 
 def check_number(name: str, value: object, *, least: float = -math.inf, above: float = -math.inf) -> float:
     number = math.nan
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= 2**53:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and abs(value) <= 2**53:  # type: ignore[operator]
         number = float(value)
     if not (number >= least and number > above):
         bound = f"from {least:g}" if least > above else f"above {above:g}"

@@ -88,7 +88,7 @@ def read_geometry(config: str | PathLike[str] | Mapping[str, Any]) -> Geometry:
 
     hidden_size = content.integer("hidden_size")
     q_lora_rank = None if content.take("q_lora_rank").value is None else content.integer("q_lora_rank")
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_heads": content.integer("num_attention_heads"),
         "qk_nope_head_dim": content.integer("qk_nope_head_dim"),
         "qk_rope_head_dim": content.integer("qk_rope_head_dim", least=0),
@@ -107,7 +107,7 @@ def read_geometry(config: str | PathLike[str] | Mapping[str, Any]) -> Geometry:
         raise InputError(f"{entry.name} is {entry.value}, expected nope + rope, {qk_head_dim}")
 
     content.expect("mla_use_nope", not architecture.rotates, model_type)
-    scales = {}
+    scales: dict[str, Any] = {}
     for key, rank in (("mla_scale_q_lora", q_lora_rank), ("mla_scale_kv_lora", sizes["kv_lora_rank"])):
         content.expect(key, architecture.scales_latents, model_type)
         if architecture.scales_latents:

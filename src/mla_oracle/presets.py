@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from .geometry import Geometry, Yarn
 
-_DEEPSEEK = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512}
-_GLM = {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512}
+_DEEPSEEK: dict[str, Any] = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512}
+_GLM: dict[str, Any] = {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512}
 _V2_YARN = Yarn(factor=40, original_max_position_embeddings=4096, mscale=0.707, mscale_all_dim=0.707)
 _V3_YARN = Yarn(factor=40, original_max_position_embeddings=4096, mscale=1, mscale_all_dim=1)
 _V3 = Geometry(
