@@ -99,7 +99,7 @@ WRITTEN_BY_TRANSFORMERS_5 = {
     "mistral-4": config("mistral4", 32, 64, 64, 128, 256, 4096, 1024, rope_parameters=MISTRAL_YARN),
 }
 CONFIGS = PUBLISHED | WRITTEN_BY_TRANSFORMERS_5
-LONGCAT = PUBLISHED["longcat-flash"]
+LONGCAT, MINICPM = PUBLISHED["longcat-flash"], PUBLISHED["minicpm3"]
 
 
 def respelled(content):
@@ -199,6 +199,12 @@ def test_yarn_without_mscale_has_deepseeks_defaults():
     assert geometry.softmax_mscale == 1
 
 
+def test_yarn_keeps_every_number_of_the_file():
+    kept = {"factor": 2, "beta_fast": 8, "beta_slow": 3, "mscale": 0.5, "mscale_all_dim": 1}
+    content = v3(rope_scaling={"type": "deepseek_yarn"} | kept, original_max_position_embeddings=100)
+    assert Geometry.from_hf_config(content).yarn == Yarn(original_max_position_embeddings=100, **kept)
+
+
 def test_base_left_out_is_that_of_the_architecture():
     assert Geometry.from_hf_config(v3(rope_theta=...)).rope_theta == 10000
     assert Geometry.from_hf_config(LONGCAT | {"rope_theta": None}).rope_theta == 10000000
@@ -243,13 +249,14 @@ AMPLITUDE = "rope_scaling.mscale and mscale_all_dim make the rotation's amplitud
         (v3_yarn(mscale=...), f"{AMPLITUDE} 1 in DeepSeek's code and 1.368888 in transformers, expected one"),
         (v3_yarn(attention_factor=1.2), f"{AMPLITUDE} 1 in DeepSeek's code and 1.2 in transformers,"),
         (v3_yarn(mscale=0.5, apply_yarn_scaling=False), "rope_scaling.mscale_all_dim is 1, expected mscale"),
+        (MINICPM | {"rope_scaling": LONGROPE | {"mscale_all_dim": 1}}, "rope_scaling.mscale_all_dim is"),
         (v3_yarn(truncate=False), "rope_scaling.truncate is False, expected true"),
         (v3_yarn(llama_4_scaling_beta=0.1), "rope_scaling.llama_4_scaling_beta is 0.1, expected 0"),
         (v3(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5, expected 1 or 0.333333"),
         (v3(qk_rope_head_dim=0), "rope_scaling.type is 'yarn', expected default: no rope elements"),
         (v3(mla_use_nope=True), "mla_use_nope is True, expected False with deepseek_v3"),
         (PUBLISHED["kimi-linear"] | {"mla_use_nope": False}, "mla_use_nope is False, expected True"),
-        (LONGCAT | {"mla_scale_kv_lora": False}, "mla_scale_kv_lora is False, expected True with longcat_flash"),
+        (LONGCAT | {"mla_scale_kv_lora": False}, "mla_scale_kv_lora is False, expected True with"),
         (v3(mla_scale_q_lora=True), "mla_scale_q_lora is True, expected False with deepseek_v3"),
     ],
 )
@@ -291,6 +298,7 @@ def test_size_of_the_wrong_type_is_refused_by_its_key(key, value, shown):
         (v3(text_config="deepseek_v3"), "text_config is 'deepseek_v3', expected an object"),
         (v3_yarn(type=4), "rope_scaling.type is 4, expected a string"),
         (v3_yarn(type=...), "rope_scaling.rope_type is missing"),
+        (v3_yarn(type=None), "rope_scaling.rope_type is missing"),
         (v3_yarn(rope_type="default"), "rope_scaling.rope_type is 'default', rope_scaling.type 'yarn'"),
         (v3_yarn(factor=...), "rope_scaling.factor is missing"),
         (v3_yarn(factor=None), "rope_scaling.factor is missing"),
@@ -300,8 +308,10 @@ def test_size_of_the_wrong_type_is_refused_by_its_key(key, value, shown):
         (v3_yarn(mscale="1"), "rope_scaling.mscale is '1', expected a number from 0 to 2^53"),
         (v3_yarn(beta_fast=0), "rope_scaling.beta_fast is 0, expected a number from 1e-06 to 2^53"),
         (v3_yarn(rope_theta=50000), "rope_scaling.rope_theta is 50000, rope_theta 10000"),
+        (v3(rope_scaling=..., rope_parameters={"type": "yarn"}), "rope_parameters.factor is missing"),
+        (v3(original_max_position_embeddings=8192), "rope_scaling.original_max_position_embeddings is 4096"),
         (v3(rope_parameters=V3_YARN | {"factor": 32}), "rope_parameters.factor is 32, rope_scaling"),
-        (PUBLISHED["minicpm3"] | {"num_attention_heads": 39}, "hidden_size is 2560, expected a multiple"),
+        (MINICPM | {"num_attention_heads": 39}, "hidden_size is 2560, expected a multiple"),
         (LONGCAT | {"q_lora_rank": None}, "q_lora_rank is None, expected an integer with longcat_flash"),
     ],
 )

@@ -23,7 +23,7 @@ class Section(dict[str, Entry]):
     """A part of the file: values by key, checked as they are taken."""
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
-        super().__init__({k: Entry(f"{prefix}{k}", v) for k, v in values.items() if isinstance(k, str)})
+        super().__init__({key: Entry(f"{prefix}{key}", value) for key, value in values.items()})
         self.prefix = prefix
 
     def take(self, key: str) -> Entry:
@@ -39,7 +39,7 @@ class Section(dict[str, Entry]):
         return check_integer(entry.name, entry.value, least=least)
 
     def number(self, key: str, default: float | None = None, **bounds: float) -> float:
-        if default is not None and not self.given(key):
+        if default is not None and key not in self:
             return default
         entry = self.take(key)
         return check_number(entry.name, entry.value, **bounds)
