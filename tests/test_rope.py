@@ -73,12 +73,24 @@ def words(array):
 # Known bits
 
 
-@pytest.mark.parametrize(("base", "bits"), [(8e6, 0x3F1BC84C), (1e4, 0x3F3FF911)])
+@pytest.mark.parametrize(
+    ("base", "bits"),
+    [(8e6, 0x3F1BC84C), (1e4, 0x3F3FF911), (401, 0x3F544582)],  # pow(401) in f64 would round to ...81
+)
 def test_theta_scale_has_the_documents_bits(base, bits):
     theta_scale = float(np.uint32(bits).view(np.float32))
     seen = turned(2**20, base=base)[1]  # one ulp of theta_scale would turn this by 2^20 * 2^-24
     angle = 2**20 * theta_scale
     assert abs(seen - complex(math.cos(angle), math.sin(angle))) < 2 * F32
+
+
+def test_cosine_and_sine_are_those_of_f32_and_not_rounded_from_f64():
+    # cosf(96) and sinf(34), each one ulp away from the rounded f64 value
+    unit = np.array([[1, 0]], np.float32)
+    assert words(rope_neox(unit, at(96), base=1e4)[0])[0] == "be38c2c3"
+    assert words(rope_neox(unit, at(34), base=1e4)[0])[1] == "3f0771f6"
+    assert words(rope_neox(unit, at(96), base=1e4, angles="table")[0])[0] == "be38c2c2"
+    assert words(rope_neox(unit, at(34), base=1e4, angles="table")[0])[1] == "3f0771f7"
 
 
 @pytest.mark.parametrize(
@@ -184,9 +196,11 @@ def test_right_engines_differ_by_their_angle_mode(one, other, position, least, m
     assert least < apart < most
 
 
-def test_in_f64_the_modes_agree():
-    seen = [turned(1_000_000, base=8e6, angles=angles, precision="f64") for angles in ANGLES]
-    assert max(np.abs(a - seen[-1]).max() for a in seen) < 1e-9
+def test_in_f64_the_modes_agree_and_table_is_closed():
+    seen = {mode: turned(1_000_000, base=8e6, angles=mode, precision="f64") for mode in ANGLES}
+    assert max(np.abs(a - seen["table"]).max() for a in seen.values()) < 1e-9
+    assert np.array_equal(seen["table"], seen["closed"])
+    assert not np.array_equal(seen["table"], seen["power"])
 
 
 def test_f32_rounds_the_position_and_the_table_does_not():
@@ -271,8 +285,8 @@ def test_empty_arrays_keep_their_shape(shape):
 
 
 def test_strided_and_read_only_input_is_taken_and_left_as_it_was():
-    whole = draw(uniform(13), 6, 4, 20)
-    x = whole[::2, ::-1, 1:17:2]
+    whole = draw(uniform(13), 4, 20, 6)
+    x = whole[::-1, 1:17:2, ::2].transpose(2, 0, 1)  # [3, 4, 8], no axis contiguous
     positions = np.arange(12)[::-4]
     whole.flags.writeable = positions.flags.writeable = False
     before = whole.copy()
@@ -362,16 +376,18 @@ def test_yarn_divides_the_slow_pairs_of_deepseek_and_keeps_the_fast_ones(positio
     assert (first, last) == (pytest.approx(frequency[1]), pytest.approx(frequency[-1] / 40))
 
 
-def test_yarn_in_f32_mixes_the_rounded_angle_in_f32():
+@pytest.mark.parametrize("factor", [40, 1.25])
+@pytest.mark.parametrize("position", [4096, 163840, 1_000_003])
+def test_yarn_in_f32_mixes_the_rounded_angle_in_f32(position, factor):
     f32 = np.float32
-    theta, scale = f32(4096), np.uint32(0x3F3FF911).view(f32)
+    theta, scale = f32(position), np.uint32(0x3F3FF911).view(f32)
     kept = f32(1) - np.clip((np.arange(32, dtype=f32) - f32(10)) / f32(13), f32(0), f32(1))
     want = []
     for j in range(32):
-        mixed = theta / f32(40) * (f32(1) - kept[j]) + theta * kept[j]
+        mixed = theta / f32(factor) * (f32(1) - kept[j]) + theta * kept[j]
         want.append(complex(math.cos(mixed), math.sin(mixed)))
         theta = theta * scale
-    assert np.abs(turned(4096, base=1e4, yarn=yarn()) - np.array(want)).max() < 2 * F32
+    assert np.abs(turned(position, base=1e4, yarn=yarn(factor=factor)) - np.array(want)).max() < 2 * F32
 
 
 @pytest.mark.parametrize("angles", ANGLES)
@@ -451,6 +467,10 @@ P = np.array([0, 1])
         (
             {"yarn": yarn(original_max_position_embeddings=0)},
             "yarn.original_max_position_embeddings is 0, expected 1 to 2^53",
+        ),
+        (
+            {"yarn": yarn(original_max_position_embeddings=1e300)},
+            "yarn.original_max_position_embeddings is 1e+300, expected 1 to 2^53",
         ),
         ({"yarn": yarn(beta_slow=0)}, "yarn.beta_slow is 0, expected 1e-06 to 2^53"),
         ({"yarn": yarn(beta_fast=-1)}, "yarn.beta_fast is -1, expected 1e-06 to 2^53"),
