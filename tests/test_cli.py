@@ -99,7 +99,7 @@ def test_zeros_fail(tmp_path: Path, case_file: Path, result_file: Path) -> None:
         (("run", PAGED, "--backend", "gpu"), "backend is 'gpu'"),
         (("run", PAGED, "--out-dtype", "f8"), "f8"),
         (("run", PAGED.replace("scale=0.25,", "")), "neither scale nor geometry"),
-        (("run", PAGED.replace("0.25", "nan")), "scale='nan'"),
+        (("run", PAGED.replace("0.25", "nan")), "scale=nan, expected a positive finite number"),
         (("run", "paged:geometry=gpt-2"), "gpt-2"),
         (("run", "pagd:heads=4"), "pagd"),
         (("case", PAGED, "-o", "no/such/folder/case"), "no/such/folder"),

@@ -158,7 +158,9 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 18 or int(text) == 0:
+    if not (text.isascii() and text.isdigit() and text.strip("0")):
+        raise ValueError("a positive integer")
+    if len(text) > 18:
         raise ValueError("a positive integer below 10^18")
     return int(text)
 

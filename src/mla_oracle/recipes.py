@@ -149,6 +149,8 @@ RECIPES: dict[str, type[Recipe]] = {
 
 def parse_id(text: str) -> Recipe:
     """The recipe that `text` is the id of. Raises InputError naming the field."""
+    if not text.isprintable():
+        raise InputError(f"case id {text!r} has an unprintable character, expected none")
     kind, _, rest = text.partition(":")
     if kind not in RECIPES:
         raise InputError(f"case id {text!r} is of kind {kind!r}, expected {', '.join(RECIPES)}")
@@ -164,7 +166,7 @@ def parse_id(text: str) -> Recipe:
         try:
             values[name] = _parser(cls, name)(value)
         except ValueError as error:
-            raise InputError(f"case id {text!r} has {name}={value!r}, expected {error}") from None
+            raise InputError(f"case id {text!r} has {name}={value}, expected {error}") from None
     return cls(**values)
 
 
