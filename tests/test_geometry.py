@@ -50,7 +50,7 @@ def test_glm_scale_is_exactly_a_sixteenth(name):
     assert Geometry.preset(name).softmax_scale == 0.0625
 
 
-# mscale to 8 digits: 1 + 0.1 m ln(factor), with ln 40 = 3.6888794541, ln 32 = 3.4657359028.
+# mscale to 8 digits: 1 + 0.1 m ln(factor), with ln 40 = 3.6888794541, ln 32 = 3.4657359028, ln 128 = 4.8520302639.
 @pytest.mark.parametrize(
     ("name", "width", "mscale", "scale"),
     [
@@ -62,7 +62,7 @@ def test_glm_scale_is_exactly_a_sixteenth(name):
         ("kimi-linear", 192, 1, 0.0721688),
         ("longcat-flash", 192, 1, 0.0721688),
         ("minicpm3", 96, 1, 0.1020621),
-        ("mistral-4", 128, 1, 0.0883883),
+        ("mistral-4", 128, 1.4852030264, 0.1949695),
     ],
 )
 def test_scale_is_mscale_squared_over_the_root_of_the_trained_width(name, width, mscale, scale):

@@ -177,12 +177,6 @@ def test_scale_takes_mscale_all_dim_and_not_mscale():
     assert geometry.softmax_scale == pytest.approx(1.1844439727**2 / math.sqrt(192), rel=1e-9)
 
 
-def test_mistral_4_has_the_plain_scale_whatever_mscale_says():
-    geometry = Geometry.from_hf_config(CONFIGS["mistral-4"])
-    assert geometry.softmax_scale == pytest.approx(0.088388347648, rel=1e-11)
-    assert (geometry.yarn.mscale, geometry.yarn.mscale_all_dim) == (0, 0)
-
-
 def test_yarn_scaling_switched_off_leaves_the_plain_scale():
     geometry = Geometry.from_hf_config(v3_yarn(apply_yarn_scaling=False))
     assert geometry.softmax_scale == 1 / math.sqrt(192)

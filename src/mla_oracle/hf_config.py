@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a Hugging Face config.json says about the geometry.
 
-The sizes stand in the file. Three things do not: they are in each architecture's modelling code, and here in
+The sizes stand in the file. Two things do not: they are in each architecture's modelling code, and here in
 the table ARCHITECTURES. To add an architecture, add a line there, and a config to tests/test_hf_config.py.
 
     pairing    which elements rope rotates together, and whether the key `rope_interleave` has a say
     rotation   whether there is any (NoPE), and its base where the file gives none
-    scale      whether YaRN's mscale_all_dim multiplies the softmax scale
 
 Where the file says something its architecture ignores, or engines would read it differently, it is refused.
 """
@@ -35,7 +34,6 @@ class Architecture:
     rotates: bool = True
     rope_theta: float = 1e4
     longrope: bool = False
-    scales_softmax: bool = True
     scales_latents: bool = False
     derives_v_head_dim: bool = False
 
@@ -57,10 +55,10 @@ ARCHITECTURES = {
     "kimi_linear": Architecture(rotates=False),
     "longcat_flash": Architecture(rope_theta=1e7, scales_latents=True),
     "minicpm3": Architecture(interleave=False, longrope=True, derives_v_head_dim=True),
-    # Mistral's params.json has `apply_scale: false`; its config.json spells that mscale = mscale_all_dim = 1,
-    # a rotation of amplitude 1. Since pull request 47435 transformers reads DeepSeek's softmax scale into it,
-    # 2.2 times as large. sglang 26203 and vllm 57563 (Mistral Large 3) lost accuracy by it and took it out.
-    "mistral4": Architecture(reads_interleave=True, scales_softmax=False),
+    # A config.json means what transformers makes of it: since pull request 47435, DeepSeek's softmax scale. Engines
+    # that read Mistral's own params.json (`apply_scale: false`; sglang 26203) use the plain 1/sqrt(128), 2.2 times
+    # smaller: for those, pass softmax_scale.
+    "mistral4": DEEPSEEK_V3,
 }
 
 ROPE_KEYS = (
@@ -179,7 +177,7 @@ def _rope(
     return {
         "rope_interleave": interleave,
         "rope_theta": rope.number("rope_theta", architecture.rope_theta, above=1 if is_yarn else 0),
-        "yarn": _yarn(rope, architecture) if is_yarn else None,
+        "yarn": _yarn(rope) if is_yarn else None,
         "llama_4_scaling_beta": beta,
     }
 
@@ -214,7 +212,7 @@ def _merged_rope(content: Section) -> Section:
     return merged
 
 
-def _yarn(rope: Section, architecture: Architecture) -> Yarn:
+def _yarn(rope: Section) -> Yarn:
     factor = rope.number("factor", least=1)
     mscale = rope.number("mscale", 1.0, least=0)
     all_dim = rope.number("mscale_all_dim", 0.0, least=0)
@@ -230,7 +228,7 @@ def _yarn(rope: Section, architecture: Architecture) -> Yarn:
             f"{rope.prefix}mscale and mscale_all_dim make the rotation's amplitude {deepseek:.7g} in"
             f" DeepSeek's code and {transformers:.7g} in transformers, expected one amplitude"
         )
-    if all_dim and not (architecture.scales_softmax and rope.flag("apply_yarn_scaling", True)):
+    if all_dim and not rope.flag("apply_yarn_scaling", True):
         if mscale != all_dim:
             name = rope["mscale_all_dim"].name
             raise UnsupportedError(f"{name} is {all_dim:g}, expected mscale, {mscale:g}")

@@ -77,7 +77,7 @@ PRESETS: Mapping[str, Geometry] = MappingProxyType(
             hidden_size=2560,
             q_lora_rank=768,
         ),
-        # transformers Mistral4Config, mistralai/Mistral-Small-4-119B; why no mscale: see hf_config.py.
+        # transformers Mistral4Config, mistralai/Mistral-Small-4-119B; its scale: see hf_config.py.
         "mistral-4": Geometry(
             num_heads=32,
             qk_nope_head_dim=64,
@@ -85,7 +85,7 @@ PRESETS: Mapping[str, Geometry] = MappingProxyType(
             v_head_dim=128,
             kv_lora_rank=256,
             rope_theta=1e4,
-            yarn=Yarn(factor=128, original_max_position_embeddings=8192, mscale=0, mscale_all_dim=0),
+            yarn=Yarn(factor=128, original_max_position_embeddings=8192, mscale=1, mscale_all_dim=1),
             llama_4_scaling_beta=0.1,
             hidden_size=4096,
             q_lora_rank=1024,
