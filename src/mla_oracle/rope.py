@@ -24,11 +24,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import FLOATS, Array, Axes, as_array
 from .errors import InputError
-
-Array = NDArray[Any]
+from .geometry import check_integer, check_number, show, yarn_mscale
 
 ANGLES = ("recurrence", "power", "closed", "table")
+INTEGERS = ("i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")
+LEAST_BASE = 1e-6  # up to 2^53, like every number: no angle overflows
 
 
 class YarnParameters(Protocol):
@@ -49,8 +51,8 @@ class YarnParameters(Protocol):
 
 
 def rope_interleaved(
-    x: Array,
-    positions: Array,
+    x: object,
+    positions: object,
     *,
     base: float,
     rotary_dim: int | None = None,
@@ -81,8 +83,8 @@ def rope_interleaved(
 
 
 def rope_neox(
-    x: Array,
-    positions: Array,
+    x: object,
+    positions: object,
     *,
     base: float,
     rotary_dim: int | None = None,
@@ -108,9 +110,7 @@ def interleaved_to_neox(n: int) -> NDArray[np.int64]:
     the permutation is valid for dot-product consumers only, applied to both q and k. An odd n keeps its last
     element.
     """
-    n = _integer("n", n)
-    if n < 0:
-        raise InputError(f"n is {n}, expected 0 or more")
+    n = check_integer("n", n, least=0)
     p = np.arange(n)
     pairs = n // 2
     p[0 : 2 * pairs : 2] = np.arange(pairs)
@@ -118,29 +118,32 @@ def interleaved_to_neox(n: int) -> NDArray[np.int64]:
     return p
 
 
-def to_neox(x: Array, *, rotary_dim: int | None = None) -> Array:
+def to_neox(x: object, *, rotary_dim: int | None = None) -> Array:
     """Scatter the first `rotary_dim` (None: all R) elements of x [..., R] by `interleaved_to_neox`."""
-    p = _permutation(x, rotary_dim)
-    y = np.empty_like(x)
-    y[..., p] = x
+    array, p = _permutation(x, rotary_dim)
+    y = np.empty_like(array)
+    y[..., p] = array
     return y
 
 
-def to_interleaved(x: Array, *, rotary_dim: int | None = None) -> Array:
+def to_interleaved(x: object, *, rotary_dim: int | None = None) -> Array:
     """The inverse of `to_neox`."""
-    return x[..., _permutation(x, rotary_dim)]
+    array, p = _permutation(x, rotary_dim)
+    return array[..., p]
 
 
-def _permutation(x: Array, rotary_dim: int | None) -> NDArray[np.int64]:
-    if not isinstance(x, np.ndarray) or x.ndim == 0:
-        raise InputError(f"x is {_shape(x)}, expected an array [..., R]")
-    n = _rotary_dim(rotary_dim, x.shape[-1])
-    return np.concatenate([interleaved_to_neox(n), np.arange(n, x.shape[-1])])
+def _permutation(x: object, rotary_dim: int | None) -> tuple[Array, NDArray[np.int64]]:
+    array = as_array("x", x)
+    if array.ndim == 0:
+        raise InputError("x has 0 axes [], expected 1 or more: [..., R]")
+    width = array.shape[-1]
+    n = _rotary_dim(rotary_dim, width)
+    return array, np.concatenate([interleaved_to_neox(n), np.arange(n, width)])
 
 
 def _rope_of(
-    x: Array,
-    positions: Array,
+    x: object,
+    positions: object,
     neox: bool,
     base: float,
     rotary_dim: int | None,
@@ -150,103 +153,72 @@ def _rope_of(
 ) -> Array:
     from .reference import _rope
 
-    if precision not in ("f32", "f64"):
-        raise InputError(f"precision is {precision!r}, expected 'f32' or 'f64'")
-    if angles not in ANGLES:
-        raise InputError(f"angles is {angles!r}, expected {', '.join(ANGLES[:-1])} or {ANGLES[-1]}")
+    _check_choice("precision", precision, ("f32", "f64"))
+    _check_choice("angles", angles, ANGLES)
     stored = np.float32 if precision == "f32" else np.float64
     real = np.float64 if angles == "table" else stored
-    rows = _rows(x, precision)
-    positions = _positions(positions, len(rows))
-    n = _rotary_dim(rotary_dim, rows.shape[-1])
-    with np.errstate(over="ignore"):
-        rounded = float(real(_number("base", base)))
-    if not 0 < rounded < math.inf:
-        raise InputError(f"base is {base}, expected a finite number above 0")
+    axes = Axes()
+    array = as_array("x", x)
+    allowed = FLOATS if precision == "f32" else (*FLOATS, "f64")
+    array = axes.take("x", array, "T R" if array.ndim == 2 else "T H R", allowed)
+    turns = axes.take("positions", positions, "T", INTEGERS)
+    for t in np.flatnonzero(turns > np.iinfo(np.int64).max)[:1]:
+        raise InputError(f"positions[{t}] is {turns[t]}, expected below 2^63")
+    n = _rotary_dim(rotary_dim, axes["R"])
+    base = float(real(check_number("base", base, least=LEAST_BASE)))
 
     kept, factor, amplitude = np.ones(n // 2, real), 1.0, 1.0
     if yarn is not None:
-        kept, factor, amplitude = _yarn(yarn, rounded, n, real)
-    cosine = np.empty((len(rows), n // 2), real)
-    sine = np.empty((len(rows), n // 2), real)
+        kept, factor, amplitude = _yarn(yarn, base, n, real)
+    cosine = np.empty((axes["T"], n // 2), real)
+    sine = np.empty((axes["T"], n // 2), real)
     mode = ANGLES.index("closed" if angles == "table" else angles)
-    _rope.turn(positions, n, rounded, mode, kept, factor, amplitude, cosine, sine)
+    _rope.turn(np.array(turns, np.int64), n, base, mode, kept, factor, amplitude, cosine, sine)
 
-    out = np.array(rows, stored, order="C")
-    _rope.rotate(out, cosine.astype(stored, copy=False), sine.astype(stored, copy=False), neox)
-    return out.reshape(x.shape)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        out = np.array(array, stored, order="C")
+    heads = out if out.ndim == 3 else out[:, None]  # [T, H, R]
+    _rope.rotate(heads, cosine.astype(stored, copy=False), sine.astype(stored, copy=False), neox)
+    return out
 
 
-def _yarn(yarn: YarnParameters, base: float, n: int, real: type) -> tuple[Array, float, float]:
+def _yarn(
+    yarn: YarnParameters, base: float, n: int, real: type[np.floating[Any]]
+) -> tuple[Array, float, float]:
     """How far each pair keeps its frequency [n/2], the factor, and the amplitude of the rotation."""
-    factor = _field(yarn, "factor", 1)
-    original = _field(yarn, "original_max_position_embeddings", 1)
+
+    def field(name: str, least: float) -> float:
+        return check_number(f"yarn.{name}", getattr(yarn, name, None), least=least)
+
+    factor = field("factor", 1)
+    original = field("original_max_position_embeddings", 1)
     if base <= 1:
-        raise InputError(f"base is {base}, expected above 1 with yarn")
+        raise InputError(f"base is {base:g}, expected above 1 with yarn")
 
     def pair_of(turns: float) -> float:
         return n * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low: float = max(math.floor(pair_of(_field(yarn, "beta_fast", 1e-6))), 0)
-    high: float = min(math.ceil(pair_of(_field(yarn, "beta_slow", 1e-6))), n - 1)
+    low: float = max(math.floor(pair_of(field("beta_fast", 1e-6))), 0)
+    high: float = min(math.ceil(pair_of(field("beta_slow", 1e-6))), n - 1)
     if low > high and n // 2:
         raise InputError(f"yarn goes from pair {low} to {high}, expected a range: engines differ without one")
     if low == high:
         high += 0.001
     ramp = np.clip((np.arange(n // 2, dtype=real) - low) / (high - low), 0, 1)
-
-    def mscale(m: float) -> float:
-        return 0.1 * m * math.log(factor) + 1
-
-    amplitude = mscale(_field(yarn, "mscale", 0)) / mscale(_field(yarn, "mscale_all_dim", 0))
+    amplitude = yarn_mscale(factor, field("mscale", 0)) / yarn_mscale(factor, field("mscale_all_dim", 0))
     return 1 - ramp, factor, amplitude
 
 
-def _field(yarn: YarnParameters, name: str, least: float) -> float:
-    value = _number(f"yarn.{name}", getattr(yarn, name, None))
-    if not least <= value <= 2**53:
-        raise InputError(f"yarn.{name} is {value:g}, expected {least:g} to 2^53")
-    return value
-
-
-def _rows(x: Array, precision: str) -> Array:
-    """x as [T, H, R]."""
-    if not isinstance(x, np.ndarray) or x.ndim not in (2, 3):
-        raise InputError(f"x is {_shape(x)}, expected an array [T, H, R] or [T, R]")
-    allowed = ("float32", "float16", "bfloat16") + ("float64",) * (precision == "f64")
-    if x.dtype.name not in allowed:
-        raise InputError(f"x is {x.dtype.name}, expected {' or '.join(allowed)} in precision {precision}")
-    return x if x.ndim == 3 else x[:, None]
-
-
-def _positions(positions: Array, count: int) -> NDArray[np.int64]:
-    if not isinstance(positions, np.ndarray) or positions.shape != (count,):
-        raise InputError(f"positions is {_shape(positions)}, expected [{count}], one for each row of x")
-    if positions.dtype.kind not in "iu":
-        raise InputError(f"positions is {positions.dtype.name}, expected integers")
-    for t in np.flatnonzero(positions > np.iinfo(np.int64).max)[:1]:
-        raise InputError(f"positions[{t}] is {positions[t]}, expected below 2^63")
-    return np.array(positions, np.int64)
-
-
-def _shape(value: object) -> str:
-    return str(list(value.shape)) if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
-
-
 def _rotary_dim(rotary_dim: int | None, width: int) -> int:
-    n = width if rotary_dim is None else _integer("rotary_dim", rotary_dim)
-    if not 0 <= n <= width:
-        raise InputError(f"rotary_dim is {n}, expected 0 to {width}, the width of x")
-    return n
+    if rotary_dim is None:
+        return width
+    if not isinstance(rotary_dim, numbers.Integral) or isinstance(rotary_dim, bool):
+        raise InputError(f"rotary_dim is {show(rotary_dim)}, expected an integer")
+    if not 0 <= rotary_dim <= width:
+        raise InputError(f"rotary_dim is {show(rotary_dim)}, expected 0 to {width}, the width of x")
+    return int(rotary_dim)
 
 
-def _integer(name: str, value: object) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}, expected an integer")
-    return int(value)
-
-
-def _number(name: str, value: object) -> float:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}, expected a number")
-    return float(value)
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} is {show(value)}, expected {' or '.join(choices)}")
