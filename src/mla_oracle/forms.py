@@ -370,7 +370,9 @@ def _stack(name: str, states: object) -> Array:
                     f"{name}[{s}] is {array.dtype} {list(array.shape)}, expected {name}[0]'s"
                     f" {arrays[0].dtype} {list(arrays[0].shape)}"
                 )
-        return np.stack(arrays) if arrays else np.empty((0, 0), np.float32)
+        if not arrays:
+            raise InputError(f"{name} has no state, expected one or more")
+        return np.stack(arrays)
     return as_array(name, states)
 
 

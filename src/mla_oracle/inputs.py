@@ -68,7 +68,10 @@ def _key(seed: int, name: str) -> int:
 def _empty(*shape: int) -> Array:
     if math.prod(shape) * 4 > MAX_BYTES:
         raise InputError(f"a tensor of {list(shape)} f32 is too large to generate, expected at most {MAX_BYTES} bytes")
-    return np.empty(shape, np.float32)
+    try:
+        return np.empty(shape, np.float32)
+    except MemoryError:
+        raise InputError(f"a tensor of {list(shape)} f32 does not fit in this machine's memory") from None
 
 
 def _dense(recipe: DenseRecipe) -> Case:
