@@ -40,6 +40,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <locale>
@@ -267,7 +268,9 @@ inline std::string no_answer(const std::string& op, int status, const std::strin
 
 struct Option {  // as on the command line: {"precision", "f32"}, {"tol", 1e-3}
   Option(std::string key, std::string text) : name(std::move(key)), value(text), json(Json::quote(text)) {}
-  Option(std::string key, double x) : name(std::move(key)), value(detail::number(x)), json(value) {}
+  Option(std::string key, double x) : Option(std::move(key), detail::number(x)) {
+    if (std::isfinite(x)) json = value;  // JSON has no other numbers; the oracle says what is wrong with a word
+  }
   std::string name, value, json;
 };
 using Options = std::vector<Option>;
