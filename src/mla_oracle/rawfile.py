@@ -35,13 +35,21 @@ def naming(path: Path, verb: str) -> Iterator[None]:
     text = os.fspath(path)
     shown = text if text and text.isprintable() else repr(text)
     try:
-        if "\0" in text:
-            raise InputError("expected a name without NUL")
+        _check_name(text)
         yield
     except InputError as error:
         raise InputError(f"cannot {verb} {shown}: {error}") from None
     except OSError as error:
         raise InputError(f"cannot {verb} {shown}: {error.strerror or error}") from None
+
+
+def _check_name(text: str) -> None:
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise InputError("expected a name that a file can have")
 
 
 def open_regular(path: Path) -> BinaryIO:

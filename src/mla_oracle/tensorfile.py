@@ -111,7 +111,9 @@ def read_manifest(folder: Path) -> Manifest:
         if size > _HEADER_LIMIT:
             raise InputError(f"it has {size} bytes, expected at most {_HEADER_LIMIT}")
         top = json_object(read_bytes(file, size).tobytes(), "it")
-        op = _member(top, "op", str)
+        op = top.get("op")
+        if not is_text(op):
+            raise InputError(f"op is {short(op)}, expected a string")
         args = _member(top, "args", dict)
         tol = _member(top, "tol", dict)
         for key in ("atol", "rtol"):
@@ -213,13 +215,14 @@ def _check_destination(path: Path) -> None:
 def _member(top: dict[str, Any], key: str, kind: type) -> Any:
     value = top.get(key)
     if not isinstance(value, kind):
-        expected = {str: "a string", dict: "an object", list: "a list"}[kind]
-        raise InputError(f"{key} is {short(value)}, expected {expected}")
+        raise InputError(f"{key} is {short(value)}, expected {'an object' if kind is dict else 'a list'}")
     return value
 
 
 def _npy_form(name: str, entry: object) -> tuple[str, str, tuple[int, ...]]:
     subject = f"tensor {short(name)}"
+    if not is_text(name):
+        raise InputError(f"{subject} has a name that is not Unicode text")
     if not isinstance(entry, dict) or not {"file", "dtype", "shape"} <= entry.keys():
         raise InputError(f"{subject} is {short(entry)}, expected file, dtype and shape")
     file, of = entry["file"], entry["dtype"]
