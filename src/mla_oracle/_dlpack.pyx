@@ -91,6 +91,8 @@ cdef class Borrowed:
         for axis in reversed(range(tensor.ndim)):
             strides[axis] = itemsize * (tensor.strides[axis] if tensor.strides != NULL else step)
             step *= tensor.shape[axis]
+        if tensor.data == NULL and step != 0:
+            raise TypeError('a tensor without memory')
         self.__array_interface__ = {
             'version': 3,
             'typestr': typestr,

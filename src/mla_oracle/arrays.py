@@ -50,6 +50,8 @@ def _from_dlpack(name: str, value: Any) -> Array:
         device = int(value.__dlpack_device__()[0])
         if device != 1:
             raise InputError(f"{name} is on DLPack device type {device}, expected the CPU (1)")
+        if hasattr(value, "is_neg") and value.is_neg():
+            raise BufferError("torch exports a negative view without its sign, use tensor.resolve_neg()")
         try:
             capsule = value.__dlpack__(max_version=(1, 0))
         except TypeError:
