@@ -6,6 +6,7 @@ To add a format, add it to `_NUMPY` or `_ML_DTYPES`, to `TAGS` if a file can hol
 three of mantissa. ml_dtypes is imported when one of its formats is first asked for.
 """
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,18 +47,19 @@ STORED = ("f32", "f16", "bf16", "f64")
 
 
 @cache
-def dtype(name: str) -> np.dtype:
+def dtype(name: str) -> np.dtype[Any]:
     """The dtype that `name` stands for."""
     if name in _NUMPY:
         return np.dtype(_NUMPY[name])
     if name in _ML_DTYPES:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+        return found
     raise InputError(f"dtype is {name!r}, expected one of {_KNOWN}")
 
 
-def name_of(dtype: np.dtype) -> str:
+def name_of(dtype: np.dtype[Any]) -> str:
     """The name of `dtype`. A byte order other than the machine's has none."""
     name = _NAME_OF.get(dtype.name) if dtype.isnative else None
     if name is None:
@@ -65,7 +67,7 @@ def name_of(dtype: np.dtype) -> str:
     return name
 
 
-def round_to(array: ArrayLike, name: str, *, saturate: bool = False) -> NDArray:
+def round_to(array: ArrayLike, name: str, *, saturate: bool = False) -> NDArray[Any]:
     """Round an f32 or f64 array to the float `name`: one rounding, to nearest, ties to even.
 
     What lies beyond the largest finite value, and infinity itself, becomes infinity or, where the format has
@@ -101,7 +103,7 @@ def round_to(array: ArrayLike, name: str, *, saturate: bool = False) -> NDArray:
     return rounded.reshape(array.shape)
 
 
-def _round_to_odd(values: NDArray) -> NDArray:
+def _round_to_odd(values: NDArray[Any]) -> NDArray[Any]:
     # f64 to f32 such that rounding once more, to a format at least two bits narrower, rounds like one step:
     # an inexact result takes the neighbour whose last bit is 1, so it never lands on a tie of that format.
     nearest = values.astype(np.float32)
@@ -112,15 +114,16 @@ def _round_to_odd(values: NDArray) -> NDArray:
     return nearest
 
 
-def _round_to_power(values: NDArray) -> NDArray:
+def _round_to_power(values: NDArray[Any]) -> NDArray[Any]:
     # f32 or f64 to e8m0. ml_dtypes 0.6 rounds all of (2^-127, 2^-126) up.
     fraction, exponent = np.frexp(values)  # fraction in [1/2, 1)
     codes = np.clip(exponent - (fraction < 0.75) + 127, 0, 255)
     codes[~np.isfinite(values)] = 255
-    return codes.astype(np.uint8).view(dtype("e8m0"))
+    rounded: NDArray[Any] = codes.astype(np.uint8).view(dtype("e8m0"))
+    return rounded
 
 
-def _refuse(array: NDArray, bad: NDArray, expected: str) -> None:
+def _refuse(array: NDArray[Any], bad: NDArray[Any], expected: str) -> None:
     if np.any(bad):
         index = tuple(int(i) for i in np.argwhere(bad)[0])
         raise InputError(f"value at {list(index)} is {array[index]}, expected {expected}")

@@ -13,7 +13,8 @@ import reprlib
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,20 +53,20 @@ def _check_name(text: str) -> None:
         raise InputError("expected a name that a file can have")
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """The file, open for reading. A folder, a pipe or a device is an InputError, and never waited for."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise InputError("expected a regular file")
     return open(path, "rb")
 
 
-def read_bytes(file: BinaryIO, count: int) -> NDArray:
+def read_bytes(file: BufferedReader, count: int) -> NDArray[Any]:
     """The next `count` bytes, [count] u8, read-only."""
     try:
         data = np.empty(count, np.uint8)
     except MemoryError:
         raise InputError(f"{count} bytes do not fit in memory") from None
-    got = file.readinto(data)
+    got = file.readinto(data.data)
     if got != count:
         raise InputError(f"it ended {count - got} bytes early: it was cut while being read")
     data.flags.writeable = False

@@ -35,13 +35,13 @@ class Manifest:
 
     op: str
     args: dict[str, Any]
-    tensors: dict[str, NDArray]  # by name, read-only
+    tensors: dict[str, NDArray[Any]]  # by name, read-only
     inputs: tuple[str, ...]  # names of tensors; empty where the manifest does not say
     outputs: tuple[str, ...]
     tol: dict[str, float]  # atol, rtol
 
 
-def read_tensors(path: Path) -> tuple[dict[str, NDArray], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """The tensors of a safetensors file, in the order of its header, and its metadata.
 
     The tensors are read-only views of one buffer; one that lies unaligned in the file is a read-only copy.
@@ -58,12 +58,13 @@ def read_tensors(path: Path) -> tuple[dict[str, NDArray], dict[str, str]]:
         metadata = _metadata(header.pop("__metadata__", {}))
         entries = _entries(header, size - 8 - length)
         data = read_bytes(file, size - 8 - length)
-        tensors = {name: _tensor(name, data[begin:end], begin, *form)
-                   for name, (begin, end, *form) in entries.items()}
+        tensors = {
+            name: _tensor(name, data[begin:end], begin, of, shape) for name, (begin, end, of, shape) in entries.items()
+        }
     return tensors, metadata
 
 
-def write_tensors(path: Path, tensors: Mapping[str, NDArray], metadata: Mapping[str, str]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file. At any moment a reader finds the old file or the new one, whole.
 
     `path` is a new name or a regular file: a link or a device is an InputError, because the file is renamed
@@ -128,9 +129,10 @@ def read_manifest(folder: Path) -> Manifest:
                 if not isinstance(name, str) or name not in files:
                     raise InputError(f"{key}[{i}] is {short(name)}, expected the name of a tensor")
 
-    tensors = {name: _read_npy(os.path.join(folder, file), name, *form)
-               for name, (file, *form) in files.items()}
-    return Manifest(op, args, tensors, tuple(names["inputs"]), tuple(names["outputs"]),
+    tensors = {
+        name: _read_npy(os.path.join(folder, file), name, of, shape) for name, (file, of, shape) in files.items()
+    }
+    return Manifest(str(op), args, tensors, tuple(names["inputs"]), tuple(names["outputs"]),
                     {key: float(tol[key]) for key in ("atol", "rtol")})
 
 
@@ -176,7 +178,7 @@ def _entries(header: dict[str, Any], available: int) -> dict[str, tuple[int, int
     return entries
 
 
-def _tensor(name: str, data: NDArray, begin: int, of: np.dtype, shape: tuple[int, ...]) -> NDArray:
+def _tensor(name: str, data: NDArray[Any], begin: int, of: np.dtype, shape: tuple[int, ...]) -> NDArray[Any]:
     # data: [bytes of the tensor] u8, read-only; it begins at byte `begin` of an aligned buffer
     if begin % of.itemsize:
         data = data.copy()
@@ -188,7 +190,7 @@ def _tensor(name: str, data: NDArray, begin: int, of: np.dtype, shape: tuple[int
     return data.view(of).reshape(shape)
 
 
-def _storable(name: str, array: NDArray) -> NDArray:
+def _storable(name: str, array: NDArray[Any]) -> NDArray[Any]:
     if not is_text(name) or name == "__metadata__":
         raise InputError(f"tensor name is {short(name)}, expected Unicode text other than __metadata__")
     array = np.asarray(array, order="C")
@@ -233,7 +235,7 @@ def _npy_form(name: str, entry: object) -> tuple[str, str, tuple[int, ...]]:
     return file, of, shape_of(entry["shape"], dtype(of).itemsize, subject)
 
 
-def _read_npy(path: str, name: str, of: str, shape: tuple[int, ...]) -> NDArray:
+def _read_npy(path: str, name: str, of: str, shape: tuple[int, ...]) -> NDArray[Any]:
     from numpy.lib import format as npy
 
     with naming(path, "read"), open_regular(path) as file:
