@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from bounds import UNIT, lse_bound, out_bound
+from peer_bounds import UNIT, lse_bound, out_bound
 
 from mla_oracle import decode_paged
 

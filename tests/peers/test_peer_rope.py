@@ -10,7 +10,7 @@ keys are permuted alike, so their dot products agree as they are.
 
 import numpy as np
 import pytest
-from bounds import UNIT
+from peer_bounds import UNIT
 from hooked_mla import DEEPSEEK_SIZES, FAMILIES, GLM_SIZES, YARN, YARN_AMPLIFIED, Layer, record
 
 from mla_oracle.rope import ANGLES, rope_interleaved, rope_neox, to_neox
