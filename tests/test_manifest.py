@@ -106,7 +106,7 @@ def test_every_dtype_shape_and_npy_version_is_read(tmp_path, of, stored, version
     ("path", "value", "expected"),
     [
         (["op"], None, "op is None, expected a string"),
-        (["op"], "\ud800", "op is '\\ud800', expected a string"),
+        (["op"], "\ud800", "op is '\\ud800', expected Unicode text"),
         (["args"], [], "args is [], expected an object"),
         (["tensors"], [], "tensors is [], expected an object"),
         (["tensors", "\udfff"], 3, "tensor '\\udfff' has a name that is not Unicode text"),

@@ -224,7 +224,7 @@ def test_a_destination_that_cannot_be_is_refused(tmp_path):
     for path, expected in [
         (tmp_path / "none" / "x", "No such file or directory"),
         (tmp_path / "file" / "x", "Not a directory"),
-        (tmp_path, "expected a regular file or a new name"),
+        (tmp_path, "it is a folder, expected a regular file or a new name"),
         (tmp_path / ("x" * 300), "File name too long"),
         (f"{tmp_path}/new/", "No such file or directory"),
         (f"{tmp_path}/x/", "o"),
@@ -249,8 +249,9 @@ def test_pipes_and_links_to_devices_or_files_are_refused_and_kept(tmp_path):
     for name, target in links.items():
         (tmp_path / name).symlink_to(target)
     before = sorted(os.listdir(tmp_path))
-    for name in ["pipe", *links]:
-        assert "expected a regular file or a new name" in refused(tmp_path / name, write_tensors, {}, {})
+    for name, found in [("pipe", "a device or a pipe"), *((link, "a link") for link in links)]:
+        message = refused(tmp_path / name, write_tensors, {}, {})
+        assert f"it is {found}, expected a regular file or a new name" in message
         assert not stat.S_ISREG((tmp_path / name).lstat().st_mode)
     assert sorted(os.listdir(tmp_path)) == before
     assert (tmp_path / "file").read_bytes() == VALID

@@ -5,13 +5,14 @@ To add a format, add it to `_NUMPY` or `_ML_DTYPES`, to `TAGS` if a file can hol
 `round_to` can make it. The narrow floats are named after their fields: e4m3 has four bits of exponent and
 three of mantissa. ml_dtypes is imported when one of its formats is first asked for.
 """
+
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mla_oracle.errors import InputError
+from .errors import InputError
 
 _NUMPY = {
     "f64": "float64", "f32": "float32", "f16": "float16",
@@ -54,8 +55,8 @@ def dtype(name: str) -> np.dtype[Any]:
     if name in _ML_DTYPES:
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
-        return found
+        narrow: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+        return narrow
     raise InputError(f"dtype is {name!r}, expected one of {_KNOWN}")
 
 
@@ -117,10 +118,10 @@ def _round_to_odd(values: NDArray[Any]) -> NDArray[Any]:
 def _round_to_power(values: NDArray[Any]) -> NDArray[Any]:
     # f32 or f64 to e8m0. ml_dtypes 0.6 rounds all of (2^-127, 2^-126) up.
     fraction, exponent = np.frexp(values)  # fraction in [1/2, 1)
-    codes = np.clip(exponent - (fraction < 0.75) + 127, 0, 255)
+    codes = np.clip(exponent - (fraction < 0.75) + 127, 0, 255).astype(np.uint8)
     codes[~np.isfinite(values)] = 255
-    rounded: NDArray[Any] = codes.astype(np.uint8).view(dtype("e8m0"))
-    return rounded
+    powers: NDArray[Any] = codes.view(dtype("e8m0"))
+    return powers
 
 
 def _refuse(array: NDArray[Any], bad: NDArray[Any], expected: str) -> None:

@@ -6,6 +6,7 @@
 
 Inside `naming`, an InputError need not name the file, and an OSError becomes an InputError.
 """
+
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mla_oracle.errors import InputError
+from .errors import InputError
 
 Path = str | os.PathLike[str]
 
@@ -55,9 +56,14 @@ def _check_name(text: str) -> None:
 
 def open_regular(path: Path) -> BufferedReader:
     """The file, open for reading. A folder, a pipe or a device is an InputError, and never waited for."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise InputError("expected a regular file")
+    check_regular(os.stat(path).st_mode, "a regular file")
     return open(path, "rb")
+
+
+def check_regular(mode: int, expected: str) -> None:
+    if not stat.S_ISREG(mode):
+        found = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link"}.get(stat.S_IFMT(mode), "a device or a pipe")
+        raise InputError(f"it is {found}, expected {expected}")
 
 
 def read_bytes(file: BufferedReader, count: int) -> NDArray[Any]:

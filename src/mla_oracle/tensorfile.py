@@ -8,19 +8,20 @@ A safetensors file is 8 bytes of header length (little-endian), the header (a JS
 The header is checked here, because the safetensors library accepts a name given twice and its numpy reader
 knows no bf16. A file that breaks a rule is an InputError of one line: file, tensor, what was expected.
 """
+
 import math
 import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mla_oracle.dtypes import LARGEST, TAGS, dtype, name_of
-from mla_oracle.errors import InputError
-from mla_oracle.rawfile import Path, is_text, json_object, naming, open_regular, read_bytes, shape_of, short
+from .dtypes import LARGEST, TAGS, dtype, name_of
+from .errors import InputError
+from .rawfile import Path, check_regular, is_text, json_object, naming, open_regular, read_bytes, shape_of, short
 
 _NAME_OF = {tag: name for name, tag in TAGS.items()}
 _HEADER_LIMIT = 100_000_000  # bytes, as in the safetensors library
@@ -58,9 +59,7 @@ def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         metadata = _metadata(header.pop("__metadata__", {}))
         entries = _entries(header, size - 8 - length)
         data = read_bytes(file, size - 8 - length)
-        tensors = {
-            name: _tensor(name, data[begin:end], begin, of, shape) for name, (begin, end, of, shape) in entries.items()
-        }
+        tensors = {name: _tensor(name, entry, data) for name, entry in entries.items()}
     return tensors, metadata
 
 
@@ -112,9 +111,9 @@ def read_manifest(folder: Path) -> Manifest:
         if size > _HEADER_LIMIT:
             raise InputError(f"it has {size} bytes, expected at most {_HEADER_LIMIT}")
         top = json_object(read_bytes(file, size).tobytes(), "it")
-        op = top.get("op")
+        op = _member(top, "op", str)
         if not is_text(op):
-            raise InputError(f"op is {short(op)}, expected a string")
+            raise InputError(f"op is {short(op)}, expected Unicode text")
         args = _member(top, "args", dict)
         tol = _member(top, "tol", dict)
         for key in ("atol", "rtol"):
@@ -132,8 +131,8 @@ def read_manifest(folder: Path) -> Manifest:
     tensors = {
         name: _read_npy(os.path.join(folder, file), name, of, shape) for name, (file, of, shape) in files.items()
     }
-    return Manifest(str(op), args, tensors, tuple(names["inputs"]), tuple(names["outputs"]),
-                    {key: float(tol[key]) for key in ("atol", "rtol")})
+    within = {key: float(tol[key]) for key in ("atol", "rtol")}
+    return Manifest(op, args, tensors, tuple(names["inputs"]), tuple(names["outputs"]), within)
 
 
 def _metadata(value: object) -> dict[str, str]:
@@ -145,8 +144,15 @@ def _metadata(value: object) -> dict[str, str]:
     return dict(value)
 
 
-def _entries(header: dict[str, Any], available: int) -> dict[str, tuple[int, int, np.dtype, tuple[int, ...]]]:
-    """(begin, end, dtype, shape) of each tensor; together they cover the `available` bytes of data once."""
+class _Entry(NamedTuple):
+    begin: int  # byte of the data
+    end: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def _entries(header: dict[str, Any], available: int) -> dict[str, _Entry]:
+    """The tensors of a header; together they cover the `available` bytes of data once."""
     entries = {}
     for name, entry in header.items():
         subject = f"tensor {short(name)}"
@@ -165,7 +171,7 @@ def _entries(header: dict[str, Any], available: int) -> dict[str, tuple[int, int
         if offsets[1] - offsets[0] != size:
             raise InputError(f"{subject} has data_offsets {short(offsets)}, expected {size} bytes: "
                              f"{tag} of shape {list(shape)}")
-        entries[name] = (*offsets, of, shape)
+        entries[name] = _Entry(offsets[0], offsets[1], of, shape)
 
     position = 0
     for name, (begin, end, _, _) in sorted(entries.items(), key=lambda item: item[1][:2]):
@@ -178,16 +184,17 @@ def _entries(header: dict[str, Any], available: int) -> dict[str, tuple[int, int
     return entries
 
 
-def _tensor(name: str, data: NDArray[Any], begin: int, of: np.dtype, shape: tuple[int, ...]) -> NDArray[Any]:
-    # data: [bytes of the tensor] u8, read-only; it begins at byte `begin` of an aligned buffer
-    if begin % of.itemsize:
-        data = data.copy()
-        data.flags.writeable = False
-    if of == np.bool_ and (data > 1).any():
-        first = int((data > 1).argmax())
-        index = [int(i) for i in np.unravel_index(first, shape)]
-        raise InputError(f"tensor {short(name)} at {index} is byte {data[first]}, expected 0 or 1")
-    return data.view(of).reshape(shape)
+def _tensor(name: str, entry: _Entry, data: NDArray[Any]) -> NDArray[Any]:
+    # data: [bytes] u8 of all tensors, aligned, read-only
+    part = data[entry.begin : entry.end]
+    if entry.begin % entry.dtype.itemsize:
+        part = part.copy()
+        part.flags.writeable = False
+    if entry.dtype == np.bool_ and (part > 1).any():
+        first = int((part > 1).argmax())
+        index = [int(i) for i in np.unravel_index(first, entry.shape)]
+        raise InputError(f"tensor {short(name)} at {index} is byte {part[first]}, expected 0 or 1")
+    return part.view(entry.dtype).reshape(entry.shape)
 
 
 def _storable(name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -208,8 +215,7 @@ def _check_destination(path: Path) -> None:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
-    if not stat.S_ISREG(mode):
-        raise InputError("expected a regular file or a new name")
+    check_regular(mode, "a regular file or a new name")
     if not os.access(path, os.W_OK, effective_ids=True):
         raise InputError("it is read-only")
 
@@ -217,7 +223,8 @@ def _check_destination(path: Path) -> None:
 def _member(top: dict[str, Any], key: str, kind: type) -> Any:
     value = top.get(key)
     if not isinstance(value, kind):
-        raise InputError(f"{key} is {short(value)}, expected {'an object' if kind is dict else 'a list'}")
+        expected: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
+        raise InputError(f"{key} is {short(value)}, expected {expected[kind]}")
     return value
 
 
