@@ -8,8 +8,8 @@ caught after it must come out.
 
 import numpy as np
 import pytest
-from peer_bounds import UNIT, out_bound
 from hooked_mla import DEEPSEEK_SIZES, FAMILIES, GLM_SIZES, YARN, YARN_AMPLIFIED, Layer, record
+from peer_bounds import UNIT, out_bound
 
 from mla_oracle import attend_absorbed, attend_naive
 

@@ -10,8 +10,8 @@ keys are permuted alike, so their dot products agree as they are.
 
 import numpy as np
 import pytest
-from peer_bounds import UNIT
 from hooked_mla import DEEPSEEK_SIZES, FAMILIES, GLM_SIZES, YARN, YARN_AMPLIFIED, Layer, record
+from peer_bounds import UNIT
 
 from mla_oracle.rope import ANGLES, rope_interleaved, rope_neox, to_neox
 
