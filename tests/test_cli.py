@@ -103,7 +103,7 @@ def test_zeros_fail(tmp_path: Path, case_file: Path, result_file: Path) -> None:
         (("run", "paged:geometry=gpt-2"), "gpt-2"),
         (("run", "pagd:heads=4"), "pagd"),
         (("case", PAGED, "-o", "no/such/folder/case"), "no/such/folder"),
-        (("case", PAGED, "-o", "."), "cannot write .: expected a regular file"),
+        (("case", PAGED, "-o", "."), "cannot write .: it is a folder, expected a regular file"),
         (("check", PAGED, "missing.safetensors"), "missing.safetensors"),
         (("check", PAGED, "missing.safetensors", "--tol", "x"), "invalid float"),
     ],
