@@ -613,3 +613,17 @@ def test_any_tensors_and_metadata_come_back(scratch, tensors, metadata):
     assert {name: (t.dtype, t.shape, t.tobytes()) for name, t in found.items()} == {
         name: (t.dtype, t.shape, t.tobytes()) for name, t in tensors.items()
     }
+
+
+def test_the_same_content_is_the_same_bytes_in_every_process(tmp_path):
+    script = (
+        "import sys, numpy as np; from mla_oracle.tensorfile import write_tensors\n"
+        "names = {f'key{i}': '\\u00e9 \\x01 \\x7f \\U0001f600 \"' for i in range(20)}\n"
+        "write_tensors(sys.argv[1], {'b': np.ones(3), 'a': np.zeros((0, 2))}, names)"
+    )
+    for name in ("one", "two", "three"):
+        subprocess.run([sys.executable, "-c", script, tmp_path / name], check=True)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes() == (tmp_path / "three").read_bytes()
+    tensors, metadata = read_tensors(tmp_path / "one")
+    assert list(metadata) == sorted(metadata) and metadata["key7"] == "\u00e9 \x01 \x7f \U0001f600 \""
+    assert tensors["b"].tolist() == [1, 1, 1] and tensors["a"].shape == (0, 2)

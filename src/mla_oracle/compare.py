@@ -155,12 +155,12 @@ def _measure(
     finite = np.isfinite(w)
     error = np.abs(np.where(finite, g, 0) - np.where(finite, w, 0))
     size = np.abs(np.where(finite, w, 0))
+    of_row = False
     floor: Any = atol or 0.0
-    asked = not (tol is None and atol is None and rtol is None)
-    if not asked:
-        is_lse = name.endswith("lse")
-        tol = rtol = default_tol(case, kind, inputs_round=not is_lse)
-        floor = tol if is_lse else tol * size.max(axis=-1, keepdims=True, initial=0)
+    if tol is None and atol is None and rtol is None:
+        of_row = not name.endswith("lse")
+        tol = rtol = atol = default_tol(case, kind, inputs_round=of_row)
+        floor = tol * size.max(axis=-1, keepdims=True, initial=0) if of_row else tol
     whole = math.inf if tol is None else tol * max(size.max(initial=0), 1.0)
     each = np.inf if atol is None and rtol is None else floor + (rtol or 0.0) * size
     over = error - np.minimum(whole, each)
@@ -172,7 +172,7 @@ def _measure(
         max_abs_expected=float(size.max(initial=0)),
         tol=tol,
         rtol=rtol,
-        atol=atol if asked else "row",
+        atol="row" if of_row else atol,
         worst={**where, "actual": float(g[index]), "expected": float(w[index])} if over.size else {},
     )
     if not (over > 0).any():

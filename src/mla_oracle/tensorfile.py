@@ -9,6 +9,7 @@ The header is checked here, because the safetensors library accepts a name given
 knows no bf16. A file that breaks a rule is an InputError of one line: file, tensor, what was expected.
 """
 
+import json
 import math
 import os
 import stat
@@ -90,12 +91,25 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Map
             # of mode 0600 over `temporary`, hence the mode that the umask gave.
             serialize_file(specs, temporary, metadata or None)
             os.chmod(temporary, mode)
+            if metadata:
+                _sort_metadata(temporary)
             os.replace(temporary, path)
         except SafetensorError as error:
             raise InputError(str(error)) from None
         finally:
             if os.path.lexists(temporary):
                 os.unlink(temporary)
+
+
+def _sort_metadata(path: str) -> None:
+    """Order the metadata by key: the library writes it in an order that differs from process to process."""
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
+        file.seek(8)
+        file.write(text.encode().ljust(length))
 
 
 def read_manifest(folder: Path) -> Manifest:
