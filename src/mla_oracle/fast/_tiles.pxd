@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+# The three inner loops of blocked attention, on registers of LANES numbers (see _vec.h).
+#
+#   scores   S[token, lane] = scale * sum_d row[token][d] Q[d, lane]       lanes = query rows
+#   exp_of   e^x in every lane
+#   values   O[head, column] = rescale[head] O + sum_token P[token, head] row[token][column]
+#
+# Every tile has constant bounds: the accumulators live in registers only because the compiler unrolls them.
+
+cdef extern from "_vec.h" nogil:
+    ctypedef double real
+    ctypedef double vec
+    ctypedef double stored_real
+    ctypedef float stored_float
+    ctypedef double stored_double
+    ctypedef unsigned short stored_half
+    ctypedef long long word
+    ctypedef long long veci
+    const bint IS_DOUBLE
+    enum:
+        LANES
+        WIDE
+        WIDE_VECS
+        WIDE_TOKENS
+        NARROW_TOKENS
+        VALUE_HEADS
+        VALUE_VECS
+        COLUMNS
+        LINE
+        TILE
+        MANTISSA
+        BIAS
+    const real ROUNDER
+    vec splat(real x)
+    vec where_greater(vec left, vec right, vec a, vec b)
+
+cdef extern from * nogil:
+    void prefetch "__builtin_prefetch"(const void* address, int write, int locality)
+
+
+cdef inline vec exp_of(vec x) noexcept nogil:
+    # x <= 88 (float), 709 (double), -inf or NaN. Within 2 ULP, results below the normal range included.
+    # e^x = 2^n e^r with |r| <= log(2)/2; 2^n in two factors, so that only the last product can be subnormal.
+    cdef vec low, n, r, p
+    cdef veci whole, half
+    low = splat(-760 if IS_DOUBLE else -105)
+    x = where_greater(low, x, low, x)
+    n = x * <real>1.4426950408889634 + splat(ROUNDER)
+    whole = (<veci>n) - (<veci>splat(ROUNDER))
+    n = n - splat(ROUNDER)
+    if IS_DOUBLE:
+        r = x - n * <real>0.693147180369123816490
+        r = r - n * <real>1.90821492927058770002e-10
+        p = r * <real>1.6059043836821613e-10 + splat(2.08767569878681e-09)
+        p = p * r + splat(2.505210838544172e-08)
+        p = p * r + splat(2.755731922398589e-07)
+        p = p * r + splat(2.7557319223985893e-06)
+        p = p * r + splat(2.48015873015873e-05)
+        p = p * r + splat(1.984126984126984e-04)
+        p = p * r + splat(1.388888888888889e-03)
+        p = p * r + splat(8.333333333333333e-03)
+        p = p * r + splat(4.1666666666666664e-02)
+        p = p * r + splat(0.16666666666666666)
+        p = p * r + splat(0.5)
+    else:
+        r = x - n * <real>0.693359375
+        r = r + n * <real>2.12194440e-4
+        p = r * <real>1.9875691500e-4 + splat(1.3981999507e-3)
+        p = p * r + splat(8.3334519073e-3)
+        p = p * r + splat(4.1665795894e-2)
+        p = p * r + splat(1.6666665459e-1)
+        p = p * r + splat(5.0000001201e-1)
+    p = p * (r * r) + r + splat(1)
+    half = whole >> 1
+    whole = whole - half
+    half = (half + BIAS) << MANTISSA
+    whole = (whole + BIAS) << MANTISSA
+    return p * (<vec>half) * (<vec>whole)
+
+
+cdef inline void wide_scores(
+    const stored_real** rows,       # [WIDE_TOKENS] -> [D]
+    const unsigned char** ahead,    # [WIDE_TOKENS] -> rows wanted next, to prefetch; or NULL
+    Py_ssize_t ahead_step,          # bytes of each of them per element
+    const real* q,                  # [D, WIDE]
+    Py_ssize_t D,
+    real scale,
+    real* s,                        # [WIDE_TOKENS, WIDE]
+) noexcept nogil:
+    cdef vec acc[WIDE_TOKENS][WIDE_VECS]
+    cdef vec b[WIDE_VECS]
+    cdef const stored_real* r[WIDE_TOKENS]
+    cdef Py_ssize_t d = 0, stop
+    cdef int i, j
+    for i in range(WIDE_TOKENS):
+        r[i] = rows[i]
+        for j in range(WIDE_VECS):
+            acc[i][j] = splat(0)
+    while d < D:
+        if ahead != NULL:
+            for i in range(WIDE_TOKENS):
+                prefetch(ahead[i] + d * ahead_step, 0, 2)
+        stop = min(d + LINE, D)
+        while d < stop:
+            for j in range(WIDE_VECS):
+                b[j] = (<const vec*>q)[d * WIDE_VECS + j]
+            for i in range(WIDE_TOKENS):
+                for j in range(WIDE_VECS):
+                    acc[i][j] = acc[i][j] + r[i][d] * b[j]
+            d += 1
+    for i in range(WIDE_TOKENS):
+        for j in range(WIDE_VECS):
+            (<vec*>s)[i * WIDE_VECS + j] = acc[i][j] * scale
+
+
+cdef inline void narrow_scores(
+    const stored_real** rows,       # [NARROW_TOKENS] -> [D]
+    const unsigned char** ahead,    # [NARROW_TOKENS], as above
+    Py_ssize_t ahead_step,
+    const real* q,                  # [D, LANES]
+    Py_ssize_t D,
+    real scale,
+    real* s,                        # [NARROW_TOKENS, LANES]
+) noexcept nogil:
+    cdef vec acc[NARROW_TOKENS]
+    cdef vec b
+    cdef const stored_real* r[NARROW_TOKENS]
+    cdef Py_ssize_t d = 0, stop
+    cdef int i
+    for i in range(NARROW_TOKENS):
+        r[i] = rows[i]
+        acc[i] = splat(0)
+    while d < D:
+        if ahead != NULL:
+            for i in range(NARROW_TOKENS):
+                prefetch(ahead[i] + d * ahead_step, 0, 2)
+        stop = min(d + LINE, D)
+        while d < stop:
+            b = (<const vec*>q)[d]
+            for i in range(NARROW_TOKENS):
+                acc[i] = acc[i] + r[i][d] * b
+            d += 1
+    for i in range(NARROW_TOKENS):
+        (<vec*>s)[i] = acc[i] * scale
+
+
+cdef inline void values(
+    const stored_real** rows,       # [n] -> at least column + COLUMNS numbers
+    Py_ssize_t n,
+    Py_ssize_t column,
+    const real* p,                  # [n, VALUE_HEADS], rows p_stride apart
+    Py_ssize_t p_stride,
+    const real* rescale,            # [VALUE_HEADS]
+    real* o,                        # [VALUE_HEADS, COLUMNS], rows o_stride apart
+    Py_ssize_t o_stride,
+) noexcept nogil:
+    cdef vec acc[VALUE_HEADS][VALUE_VECS]
+    cdef vec b[VALUE_VECS]
+    cdef Py_ssize_t k
+    cdef int i, j
+    for i in range(VALUE_HEADS):
+        for j in range(VALUE_VECS):
+            acc[i][j] = (<vec*>(o + i * o_stride))[j] * rescale[i]
+    for k in range(n):
+        for j in range(VALUE_VECS):
+            b[j] = (<const vec*>(rows[k] + column))[j]
+        for i in range(VALUE_HEADS):
+            for j in range(VALUE_VECS):
+                acc[i][j] = acc[i][j] + p[k * p_stride + i] * b[j]
+    for i in range(VALUE_HEADS):
+        for j in range(VALUE_VECS):
+            (<vec*>(o + i * o_stride))[j] = acc[i][j]

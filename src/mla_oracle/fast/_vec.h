@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One register of numbers as a C type, so that Cython's own + and * act on whole registers.
+ *
+ * The build gives REAL (float or double) and -march; the register and tile sizes follow from those.
+ * Nothing is computed here: the loops are in _tiles.pxd and _paged.pyx.
+ */
+#ifndef MLA_ORACLE_VEC_H
+#define MLA_ORACLE_VEC_H
+
+#include <math.h>
+
+typedef REAL real;
+#define IS_DOUBLE (sizeof(REAL) == 8)
+
+/* Registers: 32 of 64 bytes, 16 of 32, 16 of 16. A score tile is TOKENS x VECS accumulators, a value tile
+ * HEADS x COLS; the narrow score tile has one register of heads. TILE is a multiple of every tile height. */
+#if defined __AVX512F__
+#define VEC_BYTES 64
+enum { WIDE_TOKENS = 12, WIDE_VECS = 2, NARROW_TOKENS = 12, VALUE_HEADS = 4, VALUE_VECS = 4 };
+#elif defined __AVX__
+#define VEC_BYTES 32
+enum { WIDE_TOKENS = 6, WIDE_VECS = 2, NARROW_TOKENS = 12, VALUE_HEADS = 4, VALUE_VECS = 2 };
+#else
+#define VEC_BYTES 16
+enum { WIDE_TOKENS = 6, WIDE_VECS = 2, NARROW_TOKENS = 12, VALUE_HEADS = 2, VALUE_VECS = 4 };
+#endif
+
+enum {
+    LANES = VEC_BYTES / sizeof(REAL),
+    WIDE = LANES * WIDE_VECS,
+    COLUMNS = LANES * VALUE_VECS,
+    LINE = 64 / sizeof(REAL),
+    TILE = 96
+};
+
+typedef REAL vec __attribute__((vector_size(VEC_BYTES), aligned(1), may_alias));
+
+/* Integers of the same width, for the exponent bits and for masks. */
+#define WORD __typeof__(__builtin_choose_expr(IS_DOUBLE, 0LL, 0))
+typedef WORD word;
+typedef WORD veci __attribute__((vector_size(VEC_BYTES), aligned(1), may_alias));
+
+/* 1.5 * 2^MANTISSA: adding it rounds to an integer, whose bits are then the lowest of the sum. */
+enum { MANTISSA = sizeof(REAL) == 8 ? 52 : 23, BIAS = sizeof(REAL) == 8 ? 1023 : 127 };
+#define ROUNDER ((REAL)(IS_DOUBLE ? 0x1.8p52 : 0x1.8p23))
+
+/* Numbers as they lie in a cache: at any byte. */
+typedef REAL stored_real __attribute__((aligned(1), may_alias));
+typedef float stored_float __attribute__((aligned(1), may_alias));
+typedef double stored_double __attribute__((aligned(1), may_alias));
+typedef unsigned short stored_half __attribute__((aligned(1), may_alias));
+
+static inline vec splat(real x)
+{
+    return (vec){0} + x;
+}
+
+/* a where `left > right` in that lane, b elsewhere; false where either is NaN. */
+static inline vec where_greater(vec left, vec right, vec a, vec b)
+{
+    veci mask = (veci)(left > right);
+    return (vec)(((veci)a & mask) | ((veci)b & ~mask));
+}
+
+#endif
