@@ -209,8 +209,11 @@ cdef bint softmax(
     return any_odd
 
 
-cdef void leave_out(const Job* job, Work* w, const stored_real** rows, Py_ssize_t n) noexcept nogil:
-    # Rows with a value that is not finite become rows of zeros.
+cdef void leave_out(
+    const Job* job, Work* w,
+    const stored_real** rows,       # [n]; those with a value that is not finite become rows of zeros
+    Py_ssize_t n,
+) noexcept nogil:
     cdef Py_ssize_t k, d
     cdef real odd
     for k in range(n):
@@ -256,6 +259,7 @@ cdef void attend(
     cdef real* q
     cdef const unsigned char* found[2][TILE]
     cdef const stored_real* rows[TILE]
+    cdef const stored_real* live[TILE]      # rows whose values count
     cdef Py_ssize_t sees[GROUP]
     cdef Py_ssize_t least = g.keys, lane, width, n, k, step
     cdef int now = 0
@@ -278,6 +282,7 @@ cdef void attend(
             if not job.direct:
                 widen(found[now][k], job.kv_dtype, w.packed + k * job.row, job.D)
                 rows[k] = <const stored_real*>(w.packed + k * job.row)
+            live[k] = rows[k]
         for k in range(n, TILE):
             rows[k] = <const stored_real*>w.zeros
 
@@ -297,8 +302,8 @@ cdef void attend(
             if key + n > least:
                 mask(w.s, n, width, key, sees + lane)
             if softmax(w.s, n, width, m + lane, l + lane, w.rescale):
-                leave_out(job, w, rows, n)
-            add_values(job, w, rows, n, width, min(width, g.rows - lane), o + lane * job.V_tiles)
+                leave_out(job, w, live, n)
+            add_values(job, w, live, n, width, min(width, g.rows - lane), o + lane * job.V_tiles)
             q += job.D * width
             lane += width
         key += n
@@ -468,3 +473,23 @@ def exp_lanes(real[::1] x):
     cdef Py_ssize_t i
     for i in range(x.shape[0] // LANES):
         (<vec*>&x[0])[i] = exp_of((<vec*>&x[0])[i])
+
+
+def multiply_add(Py_ssize_t steps, real[::1] x):
+    """`steps` x 12 multiply-adds of whole registers and nothing else, for benchmarks: the peak. Returns flops.
+
+    x: [12 x LANES], in and out.
+    """
+    cdef vec acc[12]
+    cdef vec factor = splat(0.5), more = splat(1)
+    cdef Py_ssize_t k
+    cdef int i
+    with nogil:
+        for i in range(12):
+            acc[i] = (<vec*>&x[0])[i]
+        for k in range(steps):
+            for i in range(12):
+                acc[i] = acc[i] * factor + more
+        for i in range(12):
+            (<vec*>&x[0])[i] = acc[i]
+    return LANES * 24 * steps
