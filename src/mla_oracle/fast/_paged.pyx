@@ -14,7 +14,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
 from mla_oracle.fast._tiles cimport (
-    COLUMNS, LANES, LINE, NARROW_TOKENS, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
+    COLUMNS, LANES, LINE, NARROW_TOKENS, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
     exp_of, narrow_scores, real, splat, stored_real, values, vec, where_greater, wide_scores,
 )
 from mla_oracle.fast._widen cimport widen
@@ -262,6 +262,8 @@ cdef void attend(
     cdef const stored_real* live[TILE]      # rows whose values count
     cdef Py_ssize_t sees[GROUP]
     cdef Py_ssize_t least = g.keys, lane, width, n, k, step
+    cdef Py_ssize_t d, stop_d
+    cdef real scale
     cdef int now = 0
     for lane in range(g.lanes):
         m[lane] = -INFINITY
@@ -290,14 +292,19 @@ cdef void attend(
         lane = 0
         while lane < g.lanes:
             width = width_at(lane, g.lanes)
-            k = 0
-            while k < n:
-                if width == WIDE:
-                    wide_scores(rows + k, found[1 - now] + k, step, q, job.D, job.scale, w.s + k * WIDE)
-                    k += WIDE_TOKENS
-                else:
-                    narrow_scores(rows + k, found[1 - now] + k, step, q, job.D, job.scale, w.s + k * LANES)
-                    k += NARROW_TOKENS
+            d = 0
+            while d < job.D:
+                stop_d = min(d + PANEL // width, job.D)
+                scale = job.scale if stop_d == job.D else 1
+                k = 0
+                while k < n:
+                    if width == WIDE:
+                        wide_scores(rows + k, found[1 - now] + k, step, q, d, stop_d, scale, w.s + k * WIDE)
+                        k += WIDE_TOKENS
+                    else:
+                        narrow_scores(rows + k, found[1 - now] + k, step, q, d, stop_d, scale, w.s + k * LANES)
+                        k += NARROW_TOKENS
+                d = stop_d
             step = 0
             if key + n > least:
                 mask(w.s, n, width, key, sees + lane)

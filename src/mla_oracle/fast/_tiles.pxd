@@ -28,6 +28,7 @@ cdef extern from "_vec.h" nogil:
         COLUMNS
         LINE
         TILE
+        PANEL
         MANTISSA
         BIAS
     const real ROUNDER
@@ -83,21 +84,21 @@ cdef inline void wide_scores(
     const unsigned char** ahead,    # [WIDE_TOKENS] -> rows wanted next, to prefetch; or NULL
     Py_ssize_t ahead_step,          # bytes of each of them per element
     const real* q,                  # [D, WIDE]
-    Py_ssize_t D,
-    real scale,
+    Py_ssize_t d, Py_ssize_t D,     # sum over d <= index < D, on top of what s holds if d > 0
+    real scale,                     # of the result
     real* s,                        # [WIDE_TOKENS, WIDE]
 ) noexcept nogil:
     cdef vec acc[WIDE_TOKENS][WIDE_VECS]
     cdef vec b[WIDE_VECS]
     cdef const stored_real* r[WIDE_TOKENS]
-    cdef Py_ssize_t d = 0, stop
+    cdef Py_ssize_t stop
     cdef int i, j
     for i in range(WIDE_TOKENS):
         r[i] = rows[i]
         for j in range(WIDE_VECS):
-            acc[i][j] = splat(0)
+            acc[i][j] = (<vec*>s)[i * WIDE_VECS + j] if d else splat(0)
     while d < D:
-        if ahead != NULL:
+        if ahead_step:
             for i in range(WIDE_TOKENS):
                 prefetch(ahead[i] + d * ahead_step, 0, 2)
         stop = min(d + LINE, D)
@@ -118,20 +119,20 @@ cdef inline void narrow_scores(
     const unsigned char** ahead,    # [NARROW_TOKENS], as above
     Py_ssize_t ahead_step,
     const real* q,                  # [D, LANES]
-    Py_ssize_t D,
+    Py_ssize_t d, Py_ssize_t D,
     real scale,
     real* s,                        # [NARROW_TOKENS, LANES]
 ) noexcept nogil:
     cdef vec acc[NARROW_TOKENS]
     cdef vec b
     cdef const stored_real* r[NARROW_TOKENS]
-    cdef Py_ssize_t d = 0, stop
+    cdef Py_ssize_t stop
     cdef int i
     for i in range(NARROW_TOKENS):
         r[i] = rows[i]
-        acc[i] = splat(0)
+        acc[i] = (<vec*>s)[i] if d else splat(0)
     while d < D:
-        if ahead != NULL:
+        if ahead_step:
             for i in range(NARROW_TOKENS):
                 prefetch(ahead[i] + d * ahead_step, 0, 2)
         stop = min(d + LINE, D)

@@ -16,10 +16,10 @@ typedef REAL real;
  * HEADS x COLS; the narrow score tile has one register of heads. TILE is a multiple of every tile height. */
 #if defined __AVX512F__
 #define VEC_BYTES 64
-enum { WIDE_TOKENS = 12, WIDE_VECS = 2, NARROW_TOKENS = 12, VALUE_HEADS = 4, VALUE_VECS = 4 };
+enum { WIDE_TOKENS = 6, WIDE_VECS = 4, NARROW_TOKENS = 12, VALUE_HEADS = 8, VALUE_VECS = 2 };
 #elif defined __AVX__
 #define VEC_BYTES 32
-enum { WIDE_TOKENS = 6, WIDE_VECS = 2, NARROW_TOKENS = 12, VALUE_HEADS = 4, VALUE_VECS = 2 };
+enum { WIDE_TOKENS = 6, WIDE_VECS = 2, NARROW_TOKENS = 12, VALUE_HEADS = 4, VALUE_VECS = 3 };
 #else
 #define VEC_BYTES 16
 enum { WIDE_TOKENS = 6, WIDE_VECS = 2, NARROW_TOKENS = 12, VALUE_HEADS = 2, VALUE_VECS = 4 };
@@ -30,7 +30,8 @@ enum {
     WIDE = LANES * WIDE_VECS,
     COLUMNS = LANES * VALUE_VECS,
     LINE = 64 / sizeof(REAL),
-    TILE = 96
+    TILE = 96,
+    PANEL = 4096
 };
 
 typedef REAL vec __attribute__((vector_size(VEC_BYTES), aligned(1), may_alias));
