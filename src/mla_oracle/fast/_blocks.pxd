@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+# Blocked attention of one group of query rows over one chunk of keys, and the merge of a group's chunks.
+#
+#   a. Query rows lie in the lanes: scores are [key, lane], and the softmax never looks across lanes.
+#   b. Per tile of TILE keys and block of lanes: scores, mask, softmax step, values (see _tiles.pxd).
+#   c. A key holds its value, so a value that is not finite has no finite score. A row that sees it either
+#      becomes NaN through its weights, or has weight 0 there and must not touch it: it is left out for all.
+from libc.math cimport INFINITY, NAN, exp, isnan, log
+from libc.stdint cimport int32_t
+from libc.string cimport memset
+
+from mla_oracle.fast._plan cimport (
+    GROUP, PARTIAL_ROWS, Group, Job, Work, state_size, visible, width_at,
+)
+from mla_oracle.fast._tiles cimport (
+    COLUMNS, LANES, LINE, NARROW_TOKENS, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
+    exp_of, narrow_scores, real, splat, stored_real, values, vec, where_greater, wide_scores,
+)
+from mla_oracle.fast._widen cimport widen
+
+
+cdef inline void load_queries(const Job* job, Work* w, const Group* g) noexcept nogil:
+    cdef Py_ssize_t lane = 0, width, j, i, r, d, d0
+    cdef real* q = w.q
+    while lane < g.lanes:
+        width = width_at(lane, g.lanes)
+        for j in range(width // LANES):
+            for i in range(LANES):
+                r = g.row0 + lane + j * LANES + i
+                if r < g.row0 + g.rows:
+                    widen(job.q + g.b * job.q_strides[0] + r // job.H * job.q_strides[1]
+                          + r % job.H * job.q_strides[2], job.q_dtype, w.q_rows + i * job.D, job.D)
+                else:
+                    memset(w.q_rows + i * job.D, 0, job.D * sizeof(real))
+            d0 = 0
+            while d0 < job.D:
+                for i in range(LANES):
+                    for d in range(d0, min(d0 + LINE, job.D)):
+                        q[d * width + j * LANES + i] = w.q_rows[i * job.D + d]
+                d0 += LINE
+        q += job.D * width
+        lane += width
+
+
+cdef inline void find_rows(
+    const Job* job, Py_ssize_t b, Py_ssize_t key, Py_ssize_t n,
+    const unsigned char** rows,     # OUT [TILE]; past n it repeats the last one
+) noexcept nogil:
+    cdef const char* table = <const char*>job.table + b * job.table_strides[0]
+    cdef Py_ssize_t page = key // job.block_size, slot = key % job.block_size, k
+    cdef const unsigned char* at = NULL
+    for k in range(n):
+        if k == 0 or slot == job.block_size:
+            if k:
+                page += 1
+                slot = 0
+            at = (job.kv + (<const int32_t*>(table + page * job.table_strides[1]))[0] * job.kv_strides[0]
+                  + slot * job.kv_strides[1])
+        rows[k] = at
+        at += job.kv_strides[1]
+        slot += 1
+    for k in range(n, TILE):
+        rows[k] = rows[n - 1]
+
+
+cdef inline void mask(
+    real* s,                        # [n, width]
+    Py_ssize_t n, Py_ssize_t width, Py_ssize_t key,
+    const Py_ssize_t* sees,         # [width]
+) noexcept nogil:
+    cdef Py_ssize_t k, i
+    for k in range(n):
+        for i in range(width):
+            if key + k >= sees[i]:
+                s[k * width + i] = -INFINITY
+
+
+cdef inline bint softmax(
+    real* s,                        # [n, width], scores in, weights out
+    Py_ssize_t n, Py_ssize_t width,
+    real* m, real* l,               # [width]
+    real* rescale,                  # OUT [width]
+) noexcept nogil:
+    """Returns whether a score was not finite."""
+    cdef Py_ssize_t j, k
+    cdef int i
+    cdef vec x, top, base, fix, total, odd
+    cdef vec* column
+    cdef bint any_odd = False
+    for j in range(width // LANES):
+        top = (<vec*>m)[j]
+        odd = splat(0)
+        for k in range(n):
+            column = <vec*>(s + k * width + j * LANES)
+            x = column[0]
+            top = where_greater(x, top, x, top)
+            odd = odd + x * splat(0)
+        base = where_greater(top, splat(-INFINITY), top, splat(0))
+        fix = exp_of((<vec*>m)[j] - base)
+        total = splat(0)
+        for k in range(n):
+            column = <vec*>(s + k * width + j * LANES)
+            x = exp_of(column[0] - base)
+            column[0] = x
+            total = total + x
+        (<vec*>l)[j] = (<vec*>l)[j] * fix + total
+        (<vec*>m)[j] = top
+        (<vec*>rescale)[j] = fix
+        for i in range(LANES):
+            any_odd |= (<real*>&odd)[i] != 0
+    return any_odd
+
+
+cdef inline void leave_out(
+    const Job* job, Work* w,
+    const stored_real** rows,       # [n]; those with a value that is not finite become rows of zeros
+    Py_ssize_t n,
+) noexcept nogil:
+    cdef Py_ssize_t k, d
+    cdef real odd
+    for k in range(n):
+        odd = 0
+        for d in range(job.V):
+            odd += rows[k][d] * 0
+        if odd != 0:
+            rows[k] = <const stored_real*>w.zeros
+
+
+cdef inline void add_values(
+    const Job* job, Work* w,
+    const stored_real** rows,       # [n]
+    Py_ssize_t n, Py_ssize_t width, Py_ssize_t used,
+    real* o,                        # [width, V_tiles]
+) noexcept nogil:
+    cdef const stored_real* tail[TILE]
+    cdef Py_ssize_t column = 0, head, k, d, readable = job.D_kv if job.direct else job.row
+    while column < job.V:
+        if column + COLUMNS > readable:
+            for k in range(n):
+                tail[k] = <const stored_real*>(w.tail + k * COLUMNS)
+                for d in range(COLUMNS):
+                    w.tail[k * COLUMNS + d] = rows[k][column + d] if column + d < job.V else 0
+        head = 0
+        while head < used:
+            if column + COLUMNS > readable:
+                values(tail, n, 0, w.s + head, width, w.rescale + head,
+                       o + head * job.V_tiles + column, job.V_tiles)
+            else:
+                values(rows, n, column, w.s + head, width, w.rescale + head,
+                       o + head * job.V_tiles + column, job.V_tiles)
+            head += VALUE_HEADS
+        column += COLUMNS
+
+
+cdef inline void attend(
+    const Job* job, Work* w, const Group* g, Py_ssize_t key, Py_ssize_t stop,
+    real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, V_tiles]
+) noexcept nogil:
+    cdef real* l = m + g.lanes
+    cdef real* o = m + 2 * g.lanes
+    cdef real* q
+    cdef const unsigned char* found[2][TILE]
+    cdef const stored_real* rows[TILE]
+    cdef const stored_real* rests[TILE]     # where numbers D_kv to D of each row are, as if all of it were
+    cdef const stored_real* live[TILE]      # rows whose values count
+    cdef Py_ssize_t sees[GROUP]
+    cdef Py_ssize_t least = g.keys, lane, width, n, k, step
+    cdef const stored_real** part
+    cdef Py_ssize_t d, stop_d
+    cdef real scale
+    cdef int now = 0
+    for lane in range(g.lanes):
+        m[lane] = -INFINITY
+        sees[lane] = visible(job, g.b, g.row0 + lane) if lane < g.rows else g.keys
+        least = min(least, sees[lane])
+    memset(l, 0, (state_size(job, g.lanes) - g.lanes) * sizeof(real))
+
+    if key < stop:
+        find_rows(job, g.b, key, min(TILE, stop - key), found[0])
+    while key < stop:
+        n = min(TILE, stop - key)
+        step = 0
+        if key + n < stop:
+            find_rows(job, g.b, key + n, min(TILE, stop - key - n), found[1 - now])
+            step = job.kv_itemsize
+        for k in range(n):
+            rows[k] = <const stored_real*>found[now][k]
+            if not job.direct:
+                widen(found[now][k], job.kv_dtype, w.packed + k * job.row, job.D)
+                rows[k] = <const stored_real*>(w.packed + k * job.row)
+            live[k] = rows[k]
+            rests[k] = rows[k]
+            if job.pe != NULL:
+                rests[k] = <const stored_real*>(job.pe + (key + k) * job.pe_stride) - job.D_kv
+        for k in range(n, TILE):
+            rows[k] = <const stored_real*>w.zeros
+            rests[k] = rows[k]
+
+        q = w.q
+        lane = 0
+        while lane < g.lanes:
+            width = width_at(lane, g.lanes)
+            d = 0
+            while d < job.D:
+                stop_d = min(d + PANEL // width, job.D if d >= job.D_kv else job.D_kv)
+                part = &rows[0] if d < job.D_kv else &rests[0]
+                scale = job.scale if stop_d == job.D else 1
+                k = 0
+                while k < n:
+                    if width == WIDE:
+                        wide_scores(part + k, found[1 - now] + k, step, q, d, stop_d, scale, w.s + k * WIDE)
+                        k += WIDE_TOKENS
+                    else:
+                        narrow_scores(part + k, found[1 - now] + k, step, q, d, stop_d, scale, w.s + k * LANES)
+                        k += NARROW_TOKENS
+                d = stop_d
+            step = 0
+            if key + n > least:
+                mask(w.s, n, width, key, sees + lane)
+            if softmax(w.s, n, width, m + lane, l + lane, w.rescale):
+                leave_out(job, w, live, n)
+            add_values(job, w, live, n, width, min(width, g.rows - lane), o + lane * job.V_tiles)
+            q += job.D * width
+            lane += width
+        key += n
+        now = 1 - now
+
+
+cdef inline void finish(
+    const Job* job, const Group* g,
+    const real* states,             # [chunks, state]
+) noexcept nogil:
+    cdef real weight[PARTIAL_ROWS]
+    cdef Py_ssize_t size = state_size(job, g.lanes), r, i, d
+    cdef const real* o
+    cdef real* out
+    cdef double top, base, total
+    for r in range(g.rows):
+        out = job.out + (g.b * job.T * job.H + g.row0 + r) * job.V
+        top = -INFINITY
+        for i in range(g.chunks):
+            top = max(top, <double>states[i * size + r])
+        base = top if top > -INFINITY else 0
+        total = 0
+        for i in range(g.chunks):
+            weight[i] = <real>exp(states[i * size + r] - base)
+            total += <double>weight[i] * states[i * size + g.lanes + r]
+        if isnan(total) or total == 0:
+            for d in range(job.V):
+                out[d] = NAN if isnan(total) else 0
+            job.lse[g.b * job.T * job.H + g.row0 + r] = NAN if isnan(total) else job.empty_lse
+            continue
+        job.lse[g.b * job.T * job.H + g.row0 + r] = <real>(top + log(total))
+        for i in range(g.chunks):
+            weight[i] = <real>(weight[i] / total)
+            o = states + i * size + 2 * g.lanes + r * job.V_tiles
+            for d in range(job.V):
+                out[d] = (out[d] if i else 0) + weight[i] * o[d]

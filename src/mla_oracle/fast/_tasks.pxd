@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# One thread's part of a decode: take the next task until none is left.
+#
+# Whoever finishes a group's last chunk merges all its chunks in ascending order, so the bits of a group do not
+# depend on who computed what. Partial states live in a few shared pools; a group waits until the one that had
+# its pool before is merged. That one's tasks were all taken earlier, so the wait ends.
+from libc.stdint cimport int64_t
+from libc.string cimport memset
+
+from mla_oracle.fast._blocks cimport attend, finish, load_queries
+from mla_oracle.fast._plan cimport MERGED, Group, Job, Work, group_at, groups_per_request, lay_out, state_size
+from mla_oracle.fast._tiles cimport TILE, real
+
+cdef extern from * nogil:
+    int64_t fetch_add "__atomic_fetch_add"(int64_t* address, int64_t by, int order)
+    int64_t load "__atomic_load_n"(int64_t* address, int order)
+    int ACQ_REL "__ATOMIC_ACQ_REL", ACQUIRE "__ATOMIC_ACQUIRE", RELAXED "__ATOMIC_RELAXED"
+
+cdef extern from "<stdlib.h>" nogil:
+    void* aligned_alloc(size_t alignment, size_t size)
+    void free(void* memory)
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef inline void work_off(
+    const Job* job, Work* w,
+    int64_t* counters,              # [1 + groups]: the next task; per group, chunks done
+    real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size,
+) noexcept nogil:
+    cdef Py_ssize_t groups = job.B * groups_per_request(job)
+    cdef Py_ssize_t index = 0, first = 0, loaded = -1, task, key
+    cdef real* states
+    cdef Group g
+    if groups == 0:
+        return
+    g = group_at(job, 0)
+    while True:
+        task = fetch_add(counters, 1, RELAXED)
+        while task >= first + g.chunks:
+            first += g.chunks
+            index += 1
+            if index == groups:
+                return
+            g = group_at(job, index)
+        if loaded != index:
+            load_queries(job, w, &g)
+            loaded = index
+        if g.chunks == 1:
+            attend(job, w, &g, 0, g.keys, w.state)
+            finish(job, &g, w.state)
+        else:
+            while index >= n_pools and load(counters + 1 + index - n_pools, ACQUIRE) < MERGED:
+                sched_yield()
+            states = pools + index % n_pools * pool_size
+            key = (task - first) * g.chunk
+            attend(job, w, &g, key, min(key + g.chunk, g.keys), states + (task - first) * state_size(job, g.lanes))
+            if fetch_add(counters + 1 + index, 1, ACQ_REL) < g.chunks - 1:
+                continue
+            finish(job, &g, states)
+        fetch_add(counters + 1 + index, MERGED, ACQ_REL)
+
+
+cdef inline Py_ssize_t take_part(
+    const Job* job, int64_t* counters, real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size,
+) noexcept nogil:
+    """Work off tasks until none is left. Returns 0, or how many bytes of scratch could not be had."""
+    cdef Work w
+    cdef Py_ssize_t size = <Py_ssize_t>lay_out(job, &w, NULL)
+    cdef char* memory = <char*>aligned_alloc(64, size)
+    if memory == NULL:
+        return size
+    lay_out(job, &w, memory)
+    memset(w.zeros, 0, job.row * sizeof(real))
+    memset(w.packed, 0, 0 if job.direct else TILE * job.row * sizeof(real))
+    work_off(job, &w, counters, pools, n_pools, pool_size)
+    free(memory)
+    return 0
