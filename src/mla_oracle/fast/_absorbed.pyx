@@ -13,12 +13,13 @@ from libc.string cimport memset
 from mla_oracle.fast._plan cimport Job, round_up
 from mla_oracle.fast._tasks cimport RELAXED, fetch_add, take_part
 from mla_oracle.fast._tiles cimport (
-    COLUMNS, LANES, LINE, TILE, VALUE_HEADS, real, splat, stored_real, values, vec,
+    COLUMNS, LANES, LINE, VALUE_HEADS, Ahead, real, splat, stored_real, values, vec,
 )
 from mla_oracle.reference._common cimport STORED_F32, STORED_F64
 
 cdef enum:
     DOTS = 8        # rows whose dot products run side by side
+    STREAMS = 16    # rows of w_uk read side by side: few, so that each is read on without a stop
 
 
 cdef void absorb_head(
@@ -27,19 +28,21 @@ cdef void absorb_head(
     real[:, :] q_lat,               # OUT [T, L]
     real* o,                        # scratch: [VALUE_HEADS, L rounded up to COLUMNS]
 ) noexcept nogil:
-    cdef const stored_real* rows[TILE]
-    cdef real p[TILE][VALUE_HEADS]
-    cdef real tail[TILE][COLUMNS]
+    cdef const stored_real* rows[STREAMS]
+    cdef real p[STREAMS][VALUE_HEADS]
+    cdef real tail[STREAMS][COLUMNS]
     cdef real one[VALUE_HEADS]
     cdef Py_ssize_t T = q_nope.shape[0], P = w_uk.shape[0], L = w_uk.shape[1], o_stride = round_up(L, COLUMNS)
     cdef Py_ssize_t t = 0, first, n, k, i, column
+    cdef Ahead nothing
+    nothing.n = nothing.row = 0
     for i in range(VALUE_HEADS):
         one[i] = 1
     while t < T:
         memset(o, 0, VALUE_HEADS * o_stride * sizeof(real))
         first = 0
         while first < P:
-            n = min(TILE, P - first)
+            n = min(STREAMS, P - first)
             for k in range(n):
                 for i in range(VALUE_HEADS):
                     p[k][i] = q_nope[t + i, first + k] if t + i < T else 0
@@ -51,9 +54,9 @@ cdef void absorb_head(
                         for i in range(COLUMNS):
                             tail[k][i] = rows[k][i] if column + i < L else 0
                         rows[k] = <const stored_real*>&tail[k][0]
-                values(rows, n, 0, &p[0][0], VALUE_HEADS, one, o + column, o_stride)
+                values(rows, n, 0, &p[0][0], VALUE_HEADS, one, o + column, o_stride, &nothing)
                 column += COLUMNS
-            first += TILE
+            first += STREAMS
         for i in range(min(VALUE_HEADS, T - t)):
             for k in range(L):
                 q_lat[t + i, k] = o[i * o_stride + k]
@@ -171,8 +174,8 @@ def attend(
     job.q_dtype = job.kv_dtype = STORED_F64 if sizeof(real) == 8 else STORED_F32
     job.direct, job.causal = True, True
     job.scale, job.empty_lse = <real>softmax_scale, 0
-    job.out, job.lse = &o_lat[0, 0, 0], &lse[0, 0]
+    job.counters, job.out, job.lse = &counters[0], &o_lat[0, 0, 0], &lse[0, 0]
     with nogil:
-        lacking = take_part(&job, &counters[0], &pools[0, 0], pools.shape[0], pools.shape[1])
+        lacking = take_part(&job, &pools[0, 0], pools.shape[0], pools.shape[1])
     if lacking:
         raise MemoryError(f"{lacking} bytes of scratch for one thread")

@@ -6,17 +6,21 @@
 #   c. A key holds its value, so a value that is not finite has no finite score. A row that sees it either
 #      becomes NaN through its weights, or has weight 0 there and must not touch it: it is left out for all.
 from libc.math cimport INFINITY, NAN, exp, isnan, log
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
 from mla_oracle.fast._plan cimport (
-    GROUP, PARTIAL_ROWS, Group, Job, Work, state_size, visible, width_at,
+    GROUP, PARTIAL_ROWS, Group, Job, Work, advance, state_size, visible, width_at,
 )
 from mla_oracle.fast._tiles cimport (
     COLUMNS, LANES, LINE, NARROW_TOKENS, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
-    exp_of, narrow_scores, real, splat, stored_real, values, vec, where_greater, wide_scores,
+    Ahead, exp_of, fetch_lines, narrow_scores, real, splat, stored_real, values, vec, where_greater, wide_scores,
 )
 from mla_oracle.fast._widen cimport widen
+
+cdef extern from * nogil:
+    int64_t load "__atomic_load_n"(int64_t* address, int order)
+    int RELAXED "__ATOMIC_RELAXED"
 
 
 cdef inline void load_queries(const Job* job, Work* w, const Group* g) noexcept nogil:
@@ -63,20 +67,37 @@ cdef inline void find_rows(
         rows[k] = rows[n - 1]
 
 
+cdef inline Py_ssize_t first_rows_of_next(
+    const Job* job, const Group* g,
+    const unsigned char** rows,     # OUT [TILE]
+) noexcept nogil:
+    # The first tile of the task that is next in line now: likely this thread's. Returns its keys.
+    cdef Group next_group = g[0]
+    cdef Py_ssize_t task = load(job.counters, RELAXED), key, n
+    if not advance(job, &next_group, task):
+        return 0
+    key = (task - next_group.first_task) * next_group.chunk
+    n = min(TILE, min(next_group.chunk, next_group.keys - key))
+    if n > 0:
+        find_rows(job, next_group.b, key, n, rows)
+    return n
+
+
 cdef inline void mask(
-    real* s,                        # [n, width]
+    real* s,                        # [width / LANES] of [n, LANES], TILE x LANES apart, as s is everywhere here
     Py_ssize_t n, Py_ssize_t width, Py_ssize_t key,
     const Py_ssize_t* sees,         # [width]
 ) noexcept nogil:
-    cdef Py_ssize_t k, i
-    for k in range(n):
-        for i in range(width):
-            if key + k >= sees[i]:
-                s[k * width + i] = -INFINITY
+    cdef Py_ssize_t j, k, i
+    for j in range(width // LANES):
+        for k in range(n):
+            for i in range(LANES):
+                if key + k >= sees[j * LANES + i]:
+                    s[(j * TILE + k) * LANES + i] = -INFINITY
 
 
 cdef inline bint softmax(
-    real* s,                        # [n, width], scores in, weights out
+    real* s,                        # scores in, weights out
     Py_ssize_t n, Py_ssize_t width,
     real* m, real* l,               # [width]
     real* rescale,                  # OUT [width]
@@ -88,20 +109,19 @@ cdef inline bint softmax(
     cdef vec* column
     cdef bint any_odd = False
     for j in range(width // LANES):
+        column = <vec*>s + j * TILE
         top = (<vec*>m)[j]
         odd = splat(0)
         for k in range(n):
-            column = <vec*>(s + k * width + j * LANES)
-            x = column[0]
+            x = column[k]
             top = where_greater(x, top, x, top)
             odd = odd + x * splat(0)
         base = where_greater(top, splat(-INFINITY), top, splat(0))
         fix = exp_of((<vec*>m)[j] - base)
         total = splat(0)
         for k in range(n):
-            column = <vec*>(s + k * width + j * LANES)
-            x = exp_of(column[0] - base)
-            column[0] = x
+            x = exp_of(column[k] - base)
+            column[k] = x
             total = total + x
         (<vec*>l)[j] = (<vec*>l)[j] * fix + total
         (<vec*>m)[j] = top
@@ -129,10 +149,12 @@ cdef inline void leave_out(
 cdef inline void add_values(
     const Job* job, Work* w,
     const stored_real** rows,       # [n]
-    Py_ssize_t n, Py_ssize_t width, Py_ssize_t used,
-    real* o,                        # [width, V_tiles]
+    Py_ssize_t n, Py_ssize_t used,
+    real* o,                        # [used, V_tiles]
+    Ahead* ahead,
 ) noexcept nogil:
     cdef const stored_real* tail[TILE]
+    cdef const real* p
     cdef Py_ssize_t column = 0, head, k, d, readable = job.D_kv if job.direct else job.row
     while column < job.V:
         if column + COLUMNS > readable:
@@ -142,18 +164,21 @@ cdef inline void add_values(
                     w.tail[k * COLUMNS + d] = rows[k][column + d] if column + d < job.V else 0
         head = 0
         while head < used:
+            p = w.s + head // LANES * TILE * LANES + head % LANES
             if column + COLUMNS > readable:
-                values(tail, n, 0, w.s + head, width, w.rescale + head,
-                       o + head * job.V_tiles + column, job.V_tiles)
+                values(tail, n, 0, p, LANES, w.rescale + head,
+                       o + head * job.V_tiles + column, job.V_tiles,
+                       ahead)
             else:
-                values(rows, n, column, w.s + head, width, w.rescale + head,
-                       o + head * job.V_tiles + column, job.V_tiles)
+                values(rows, n, column, p, LANES, w.rescale + head,
+                       o + head * job.V_tiles + column, job.V_tiles,
+                       ahead)
             head += VALUE_HEADS
         column += COLUMNS
 
 
 cdef inline void attend(
-    const Job* job, Work* w, const Group* g, Py_ssize_t key, Py_ssize_t stop,
+    const Job* job, Work* w, const Group* g, Py_ssize_t chunk,
     real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, V_tiles]
 ) noexcept nogil:
     cdef real* l = m + g.lanes
@@ -164,11 +189,13 @@ cdef inline void attend(
     cdef const stored_real* rests[TILE]     # where numbers D_kv to D of each row are, as if all of it were
     cdef const stored_real* live[TILE]      # rows whose values count
     cdef Py_ssize_t sees[GROUP]
-    cdef Py_ssize_t least = g.keys, lane, width, n, k, step
+    cdef Py_ssize_t key = chunk * g.chunk, stop = min(key + g.chunk, g.keys)
+    cdef Py_ssize_t least = g.keys, lane, width, n, n_ahead, k
     cdef const stored_real** part
     cdef Py_ssize_t d, stop_d
     cdef real scale
     cdef int now = 0
+    cdef Ahead ahead
     for lane in range(g.lanes):
         m[lane] = -INFINITY
         sees[lane] = visible(job, g.b, g.row0 + lane) if lane < g.rows else g.keys
@@ -179,10 +206,12 @@ cdef inline void attend(
         find_rows(job, g.b, key, min(TILE, stop - key), found[0])
     while key < stop:
         n = min(TILE, stop - key)
-        step = 0
         if key + n < stop:
-            find_rows(job, g.b, key + n, min(TILE, stop - key - n), found[1 - now])
-            step = job.kv_itemsize
+            n_ahead = min(TILE, stop - key - n)
+            find_rows(job, g.b, key + n, n_ahead, found[1 - now])
+        else:
+            n_ahead = first_rows_of_next(job, g, found[1 - now])
+        ahead.rows, ahead.n, ahead.bytes, ahead.row, ahead.at = found[1 - now], n_ahead, job.D_kv * job.kv_itemsize, 0, 0
         for k in range(n):
             rows[k] = <const stored_real*>found[now][k]
             if not job.direct:
@@ -208,20 +237,21 @@ cdef inline void attend(
                 k = 0
                 while k < n:
                     if width == WIDE:
-                        wide_scores(part + k, found[1 - now] + k, step, q, d, stop_d, scale, w.s + k * WIDE)
+                        wide_scores(part + k, &ahead, q, d, stop_d, scale,
+                                    w.s + k * LANES, LANES, TILE * LANES)
                         k += WIDE_TOKENS
                     else:
-                        narrow_scores(part + k, found[1 - now] + k, step, q, d, stop_d, scale, w.s + k * LANES)
+                        narrow_scores(part + k, &ahead, q, d, stop_d, scale, w.s + k * LANES)
                         k += NARROW_TOKENS
                 d = stop_d
-            step = 0
             if key + n > least:
                 mask(w.s, n, width, key, sees + lane)
             if softmax(w.s, n, width, m + lane, l + lane, w.rescale):
                 leave_out(job, w, live, n)
-            add_values(job, w, live, n, width, min(width, g.rows - lane), o + lane * job.V_tiles)
+            add_values(job, w, live, n, min(width, g.rows - lane), o + lane * job.V_tiles, &ahead)
             q += job.D * width
             lane += width
+        fetch_lines(&ahead, n_ahead * ahead.bytes)
         key += n
         now = 1 - now
 

@@ -12,7 +12,7 @@ from libc.string cimport memset
 from mla_oracle.fast._plan cimport round_up
 from mla_oracle.fast._tasks cimport RELAXED, aligned_alloc, fetch_add, free
 from mla_oracle.fast._tiles cimport (
-    LANES, LINE, WIDE, WIDE_TOKENS, WIDE_VECS, exp_of, real, splat, stored_real, vec, where_greater, wide_scores,
+    LANES, LINE, WIDE, WIDE_TOKENS, WIDE_VECS, Ahead, exp_of, real, splat, stored_real, vec, where_greater, wide_scores,
 )
 
 
@@ -39,10 +39,12 @@ cdef void decompress(
 ) noexcept nogil:
     cdef const stored_real* rows[WIDE_TOKENS]
     cdef Py_ssize_t n = w.shape[0], j = 0, i
+    cdef Ahead nothing
+    nothing.n = nothing.row = 0
     while j < n:
         for i in range(WIDE_TOKENS):
             rows[i] = <const stored_real*>(&w[j + i, 0] if j + i < n else zeros)
-        wide_scores(rows, NULL, 0, c, 0, w.shape[1], 1, y + j * WIDE)
+        wide_scores(rows, &nothing, c, 0, w.shape[1], 1, y + j * WIDE, WIDE, LANES)
         j += WIDE_TOKENS
 
 

@@ -20,7 +20,7 @@ def plan(Py_ssize_t T, Py_ssize_t H, Py_ssize_t V, bint causal, const int32_t[:]
     job.seq_lens = &seq_lens[0]
     job.seq_stride = seq_lens.strides[0]
     for index in range(job.B * groups_per_request(&job)):
-        g = group_at(&job, index)
+        g = group_at(&job, index, 0)
         tasks += g.chunks
         if g.chunks > 1:
             pool = max(pool, g.chunks * state_size(&job, g.lanes))
@@ -65,10 +65,10 @@ def decode(
     job.q_dtype, job.kv_dtype = q_dtype, kv_dtype
     job.direct = kv_dtype == (STORED_F64 if sizeof(real) == 8 else STORED_F32)
     job.causal, job.scale, job.empty_lse = causal, <real>softmax_scale, <real>empty_lse
-    job.out, job.lse = &out[0, 0, 0, 0], &lse[0, 0, 0]
+    job.counters, job.out, job.lse = &counters[0], &out[0, 0, 0, 0], &lse[0, 0, 0]
 
     with nogil:
-        lacking = take_part(&job, &counters[0], &pools[0, 0], pools.shape[0], pools.shape[1])
+        lacking = take_part(&job, &pools[0, 0], pools.shape[0], pools.shape[1])
     if lacking:
         raise MemoryError(f"{lacking} bytes of scratch for one thread")
 

@@ -4,7 +4,7 @@
 #   A group is up to GROUP query rows (query tokens x heads) of one request: one pass over its keys serves all.
 #   A chunk is a run of a group's keys; a task is one chunk of one group. The cuts follow from lengths and
 #   group size alone, never from the threads.
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, TILE, WIDE, real
 
@@ -37,6 +37,7 @@ cdef struct Job:
     bint direct                     # cached rows are read in place
     real scale
     real empty_lse
+    int64_t* counters               # [1 + groups]: the next task; per group, chunks done
     real* out                       # [B, T x H, V]
     real* lse                       # [B, T x H]
 
@@ -46,13 +47,15 @@ cdef struct Group:
     Py_ssize_t lanes                # rows rounded up to whole registers
     Py_ssize_t keys                 # that its last row sees
     Py_ssize_t chunk, chunks
+    Py_ssize_t index                # of this group
+    Py_ssize_t first_task           # its chunks are tasks first_task, first_task + 1, ...
 
 
 cdef struct Work:
     # What one thread needs; each starts on a cache line.
     real* q                         # per block of rows: [D, width]
     real* q_rows                    # [LANES, D]
-    real* s                         # [TILE, WIDE]
+    real* s                         # [WIDE_VECS] of [TILE, LANES]
     real* rescale                   # [WIDE]
     real* packed                    # [TILE, row]
     real* tail                      # [TILE, COLUMNS]
@@ -77,10 +80,11 @@ cdef inline Py_ssize_t groups_per_request(const Job* job) noexcept nogil:
     return (job.T * job.H + GROUP - 1) // GROUP
 
 
-cdef inline Group group_at(const Job* job, Py_ssize_t index) noexcept nogil:
+cdef inline Group group_at(const Job* job, Py_ssize_t index, Py_ssize_t first_task) noexcept nogil:
     cdef Group g
     cdef Py_ssize_t n = groups_per_request(job), total = job.T * job.H
     cdef Py_ssize_t most = round_up((total + n - 1) // n, LANES)
+    g.index, g.first_task = index, first_task
     g.b = index // n
     g.row0 = index % n * most
     g.rows = max(0, min(most, total - g.row0))
@@ -90,6 +94,15 @@ cdef inline Group group_at(const Job* job, Py_ssize_t index) noexcept nogil:
     g.chunk = round_up((g.keys + n - 1) // n, TILE)
     g.chunks = max(1, (g.keys + g.chunk - 1) // g.chunk) if g.keys else 1
     return g
+
+
+cdef inline bint advance(const Job* job, Group* g, Py_ssize_t task) noexcept nogil:
+    """Move `g` on to the group of `task`, which is not before it. False: there is no such task."""
+    while task >= g.first_task + g.chunks:
+        if g.index + 1 == job.B * groups_per_request(job):
+            return False
+        g[0] = group_at(job, g.index + 1, g.first_task + g.chunks)
+    return True
 
 
 cdef inline Py_ssize_t state_size(const Job* job, Py_ssize_t lanes) noexcept nogil:

@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from mla_oracle.fast._blocks cimport attend, finish, load_queries
-from mla_oracle.fast._plan cimport MERGED, Group, Job, Work, group_at, groups_per_request, lay_out, state_size
+from mla_oracle.fast._plan cimport MERGED, Group, Job, Work, advance, group_at, lay_out, state_size
 from mla_oracle.fast._tiles cimport TILE, real
 
 cdef extern from * nogil:
@@ -23,46 +23,36 @@ cdef extern from "<stdlib.h>" nogil:
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
-cdef inline void work_off(
-    const Job* job, Work* w,
-    int64_t* counters,              # [1 + groups]: the next task; per group, chunks done
-    real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size,
-) noexcept nogil:
-    cdef Py_ssize_t groups = job.B * groups_per_request(job)
-    cdef Py_ssize_t index = 0, first = 0, loaded = -1, task, key
+cdef inline void work_off(const Job* job, Work* w, real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size) noexcept nogil:
+    cdef Group g = group_at(job, 0, 0)
+    cdef Py_ssize_t loaded = -1, task
     cdef real* states
-    cdef Group g
-    if groups == 0:
-        return
-    g = group_at(job, 0)
+    cdef int64_t* done
     while True:
-        task = fetch_add(counters, 1, RELAXED)
-        while task >= first + g.chunks:
-            first += g.chunks
-            index += 1
-            if index == groups:
-                return
-            g = group_at(job, index)
-        if loaded != index:
+        task = fetch_add(job.counters, 1, RELAXED)
+        if not advance(job, &g, task):
+            return
+        if loaded != g.index:
             load_queries(job, w, &g)
-            loaded = index
+            loaded = g.index
+        done = job.counters + 1 + g.index
         if g.chunks == 1:
-            attend(job, w, &g, 0, g.keys, w.state)
+            attend(job, w, &g, 0, w.state)
             finish(job, &g, w.state)
         else:
-            while index >= n_pools and load(counters + 1 + index - n_pools, ACQUIRE) < MERGED:
+            while g.index >= n_pools and load(done - n_pools, ACQUIRE) < MERGED:
                 sched_yield()
-            states = pools + index % n_pools * pool_size
-            key = (task - first) * g.chunk
-            attend(job, w, &g, key, min(key + g.chunk, g.keys), states + (task - first) * state_size(job, g.lanes))
-            if fetch_add(counters + 1 + index, 1, ACQ_REL) < g.chunks - 1:
+            states = pools + g.index % n_pools * pool_size
+            task -= g.first_task
+            attend(job, w, &g, task, states + task * state_size(job, g.lanes))
+            if fetch_add(done, 1, ACQ_REL) < g.chunks - 1:
                 continue
             finish(job, &g, states)
-        fetch_add(counters + 1 + index, MERGED, ACQ_REL)
+        fetch_add(done, MERGED, ACQ_REL)
 
 
 cdef inline Py_ssize_t take_part(
-    const Job* job, int64_t* counters, real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size,
+    const Job* job, real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size,
 ) noexcept nogil:
     """Work off tasks until none is left. Returns 0, or how many bytes of scratch could not be had."""
     cdef Work w
@@ -73,6 +63,6 @@ cdef inline Py_ssize_t take_part(
     lay_out(job, &w, memory)
     memset(w.zeros, 0, job.row * sizeof(real))
     memset(w.packed, 0, 0 if job.direct else TILE * job.row * sizeof(real))
-    work_off(job, &w, counters, pools, n_pools, pool_size)
+    work_off(job, &w, pools, n_pools, pool_size)
     free(memory)
     return 0

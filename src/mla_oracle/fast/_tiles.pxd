@@ -29,6 +29,7 @@ cdef extern from "_vec.h" nogil:
         LINE
         TILE
         PANEL
+        WIDE_RATE, NARROW_RATE, VALUE_RATE
         MANTISSA
         BIAS
     const real ROUNDER
@@ -79,14 +80,32 @@ cdef inline vec exp_of(vec x) noexcept nogil:
     return p * (<vec>half) * (<vec>whole)
 
 
+cdef struct Ahead:
+    # Rows that are wanted soon, prefetched line after line while others are computed with.
+    const unsigned char** rows
+    Py_ssize_t n
+    Py_ssize_t bytes                # of a row
+    Py_ssize_t row, at              # the next line
+
+
+cdef inline void fetch_lines(Ahead* ahead, Py_ssize_t lines) noexcept nogil:
+    while lines > 0 and ahead.row < ahead.n:
+        prefetch(ahead.rows[ahead.row] + ahead.at, 0, 2)
+        lines -= 1
+        ahead.at += 64
+        if ahead.at >= ahead.bytes:
+            ahead.at = 0
+            ahead.row += 1
+
+
 cdef inline void wide_scores(
     const stored_real** rows,       # [WIDE_TOKENS] -> [D]
-    const unsigned char** ahead,    # [WIDE_TOKENS] -> rows wanted next, to prefetch; or NULL
-    Py_ssize_t ahead_step,          # bytes of each of them per element
+    Ahead* ahead,
     const real* q,                  # [D, WIDE]
     Py_ssize_t d, Py_ssize_t D,     # sum over d <= index < D, on top of what s holds if d > 0
     real scale,                     # of the result
-    real* s,                        # [WIDE_TOKENS, WIDE]
+    real* s,                        # [WIDE_TOKENS, WIDE_VECS] registers, at these strides
+    Py_ssize_t token_stride, Py_ssize_t vec_stride,
 ) noexcept nogil:
     cdef vec acc[WIDE_TOKENS][WIDE_VECS]
     cdef vec b[WIDE_VECS]
@@ -96,11 +115,9 @@ cdef inline void wide_scores(
     for i in range(WIDE_TOKENS):
         r[i] = rows[i]
         for j in range(WIDE_VECS):
-            acc[i][j] = (<vec*>s)[i * WIDE_VECS + j] if d else splat(0)
+            acc[i][j] = (<vec*>(s + i * token_stride + j * vec_stride))[0] if d else splat(0)
     while d < D:
-        if ahead_step:
-            for i in range(WIDE_TOKENS):
-                prefetch(ahead[i] + d * ahead_step, 0, 2)
+        fetch_lines(ahead, WIDE_RATE)
         stop = min(d + LINE, D)
         while d < stop:
             for j in range(WIDE_VECS):
@@ -111,13 +128,12 @@ cdef inline void wide_scores(
             d += 1
     for i in range(WIDE_TOKENS):
         for j in range(WIDE_VECS):
-            (<vec*>s)[i * WIDE_VECS + j] = acc[i][j] * scale
+            (<vec*>(s + i * token_stride + j * vec_stride))[0] = acc[i][j] * scale
 
 
 cdef inline void narrow_scores(
     const stored_real** rows,       # [NARROW_TOKENS] -> [D]
-    const unsigned char** ahead,    # [NARROW_TOKENS], as above
-    Py_ssize_t ahead_step,
+    Ahead* ahead,
     const real* q,                  # [D, LANES]
     Py_ssize_t d, Py_ssize_t D,
     real scale,
@@ -132,9 +148,7 @@ cdef inline void narrow_scores(
         r[i] = rows[i]
         acc[i] = (<vec*>s)[i] if d else splat(0)
     while d < D:
-        if ahead_step:
-            for i in range(NARROW_TOKENS):
-                prefetch(ahead[i] + d * ahead_step, 0, 2)
+        fetch_lines(ahead, NARROW_RATE)
         stop = min(d + LINE, D)
         while d < stop:
             b = (<const vec*>q)[d]
@@ -154,6 +168,7 @@ cdef inline void values(
     const real* rescale,            # [VALUE_HEADS]
     real* o,                        # [VALUE_HEADS, COLUMNS], rows o_stride apart
     Py_ssize_t o_stride,
+    Ahead* ahead,
 ) noexcept nogil:
     cdef vec acc[VALUE_HEADS][VALUE_VECS]
     cdef vec b[VALUE_VECS]
@@ -162,7 +177,9 @@ cdef inline void values(
     for i in range(VALUE_HEADS):
         for j in range(VALUE_VECS):
             acc[i][j] = (<vec*>(o + i * o_stride))[j] * rescale[i]
+            prefetch(o + (VALUE_HEADS + i) * o_stride + j * LANES, 1, 3)
     for k in range(n):
+        fetch_lines(ahead, VALUE_RATE)
         for j in range(VALUE_VECS):
             b[j] = (<const vec*>(rows[k] + column))[j]
         for i in range(VALUE_HEADS):

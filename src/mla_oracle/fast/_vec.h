@@ -31,7 +31,8 @@ enum {
     COLUMNS = LANES * VALUE_VECS,
     LINE = 64 / sizeof(REAL),
     TILE = 96,
-    PANEL = 4096
+    PANEL = 4096,
+    WIDE_RATE = 3, NARROW_RATE = 6, VALUE_RATE = 1
 };
 
 typedef REAL vec __attribute__((vector_size(VEC_BYTES), aligned(1), may_alias));
