@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the numpy peer is compared with one thread
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from mla_oracle.fast import absorbed, naive, paged  # noqa: E402
-from mla_oracle.fast import isa as isas  # noqa: E402
+from mla_oracle.fast import absorbed, naive, paged
+from mla_oracle.fast import isa as isas
 
 QUIET = 0.85
 BLOCK, D, V, SCALE = 64, 576, 512, 1 / 16
@@ -85,7 +85,7 @@ def fast(case: tuple[np.ndarray, ...], threads: int, isa: str | None) -> Callabl
     out, lse = np.empty((*q.shape[:3], V), number), np.empty(q.shape[:3], number)
     q8, cache8 = q.view(np.uint8), cache.view(np.uint8)
     return lambda: paged.decode(
-        q8, code, cache8, code, table, lens, SCALE, True, -np.inf, out, lse, threads=threads, isa=isa
+        q8, code, cache8, code, table, lens, SCALE, True, 1.0, -np.inf, out, lse, threads=threads, isa=isa
     )
 
 
@@ -130,7 +130,8 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, object]]:
         flops = 2.0 * B * H * L * (D + V)
         case = paged_case(B, H, L, np.float32)
         for threads in (1, 2):
-            yield row(f"{name} f32 cache", "f32", threads, flops, fast(case, threads, options.isa), ASKED[name, threads])
+            run = fast(case, threads, options.isa)
+            yield row(f"{name} f32 cache", "f32", threads, flops, run, ASKED[name, threads])
         if options.peers:
             yield row(f"{name} numpy", "f32", 1, flops, gather_numpy(case), None)
         bf16 = paged_case(B, H, L, ml_dtypes.bfloat16)

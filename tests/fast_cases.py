@@ -72,6 +72,7 @@ def _run(decode, case, dtype, **options):
         case.seq_lens,
         case.scale,
         case.causal,
+        1.0,
         case.empty_lse,
         out,
         lse,

@@ -197,7 +197,7 @@ def test_strided_and_unaligned_views(isa, dtype):
     lens = np.repeat(case.seq_lens, 2)[::2]
     q, kv = apart(case.q), apart(case.kv_cache)
     code = STORED["float32"]
-    paged.decode(q, code, kv, code, table, lens, case.scale, True, -np.inf, out, lse, isa=isa)
+    paged.decode(q, code, kv, code, table, lens, case.scale, True, 1.0, -np.inf, out, lse, isa=isa)
     expected_out, expected_lse = fast(case, dtype, isa=isa)
     assert out.tobytes() == expected_out.tobytes() and lse.tobytes() == expected_lse.tobytes()
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Attention": "forms",
-    "absorb_query": "forms",
-    "append_kv": "forms",
-    "attend_absorbed": "forms",
-    "attend_naive": "forms",
-    "decode_paged": "forms",
-    "merge_states": "forms",
-    "up_project": "forms",
+    "Attention": "paged",
+    "absorb_query": "dense",
+    "append_kv": "append",
+    "attend_absorbed": "dense",
+    "attend_naive": "dense",
+    "decode_paged": "paged",
+    "merge_states": "states",
+    "up_project": "dense",
     "rope_interleaved": "rope",
     "rope_neox": "rope",
     "Geometry": "geometry",
@@ -40,9 +40,14 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
+    from .append import append_kv as append_kv
     from .cases import Case as Case
     from .compare import Verdict as Verdict
     from .compare import check as check
+    from .dense import absorb_query as absorb_query
+    from .dense import attend_absorbed as attend_absorbed
+    from .dense import attend_naive as attend_naive
+    from .dense import up_project as up_project
     from .errors import InputError as InputError
     from .errors import MissingError as MissingError
     from .errors import OracleError as OracleError
@@ -52,20 +57,15 @@ if TYPE_CHECKING:
     from .exchange import read_result as read_result
     from .exchange import write_case as write_case
     from .exchange import write_result as write_result
-    from .forms import Attention as Attention
-    from .forms import absorb_query as absorb_query
-    from .forms import append_kv as append_kv
-    from .forms import attend_absorbed as attend_absorbed
-    from .forms import attend_naive as attend_naive
-    from .forms import decode_paged as decode_paged
-    from .forms import merge_states as merge_states
-    from .forms import up_project as up_project
     from .geometry import Geometry as Geometry
     from .geometry import Yarn as Yarn
     from .inputs import generate as generate
     from .oracle import expected as expected
+    from .paged import Attention as Attention
+    from .paged import decode_paged as decode_paged
     from .rope import rope_interleaved as rope_interleaved
     from .rope import rope_neox as rope_neox
+    from .states import merge_states as merge_states
 
 
 def __getattr__(name: str) -> Any:

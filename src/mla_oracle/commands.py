@@ -32,12 +32,13 @@ def run(
 ) -> JSON:
     """Compute the expected results of a case (file or id), and write them to `out` if given."""
     from .exchange import load_case, write_result
-    from .oracle import expected
+    from .oracle import backend_of, expected
 
     case = load_case(source)
     start = time.perf_counter()
     results = expected(case, precision=precision, backend=backend)
     seconds = time.perf_counter() - start
+    used = backend_of(case, backend)
     if out_dtype is not None:
         from .dtypes import round_to
 
@@ -46,13 +47,13 @@ def run(
         "case": case.name,
         "kind": case.kind,
         "precision": precision,
-        "backend": "strict",
+        "backend": used,
         "seconds": round(seconds, 6),
         "result": None if out is None else str(out),
         "tensors": _describe(results, digest=True),
     }
     if out is not None:
-        about = {"case": case.name, "precision": precision, "backend": "strict"}
+        about = {"case": case.name, "precision": precision, "backend": used}
         write_result(out, results, about)
     return answer
 
@@ -80,6 +81,7 @@ def check(
 def explain(source: str) -> JSON:
     """What a case is and how it would be computed; nothing is computed."""
     from .exchange import load_case
+    from .oracle import backend_of
 
     case = load_case(source)
     return {
@@ -89,7 +91,7 @@ def explain(source: str) -> JSON:
         "conventions": _plain(case.conventions()),
         "results": _result_shapes(case),
         "meaning": _meaning(case),
-        "backend": "strict",
+        "backend": backend_of(case),
     }
 
 
@@ -102,7 +104,9 @@ def info() -> JSON:
     import safetensors
 
     from . import __version__
+    from .backends import BACKENDS
     from .exchange import CASE_SCHEMA, RESULT_SCHEMA
+    from .fast import isa
 
     return {
         "version": __version__,
@@ -111,7 +115,8 @@ def info() -> JSON:
         "numpy": numpy.__version__,
         "ml_dtypes": ml_dtypes.__version__,
         "safetensors": safetensors.__version__,
-        "backends": ["strict"],
+        "backends": list(BACKENDS[1:]),
+        "isa": {"used": isa.chosen(), "available": list(isa.available())},
         "schemas": [CASE_SCHEMA, RESULT_SCHEMA],
         "include_dir": include_dir(),
     }

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from . import forms, placement
+from . import dense, paged, placement
+from .append import append_kv
 from .arrays import Array, Axes
+from .backends import choose
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
+from .checks import WIDE_FLOATS
 from .geometry import Geometry, Yarn
 from .shards import shard
+from .states import merge_states
 
 
 def expected(
@@ -24,11 +28,11 @@ def expected(
     """
     match case:
         case DenseCase():
-            return {"out": _dense(case, precision)}
+            return {"out": _dense(case, precision=precision, backend=backend, threads=threads)}
         case PagedCase():
             return _paged(case, precision=precision, backend=backend, threads=threads)
         case MergeCase():
-            merged = forms.merge_states(
+            merged = merge_states(
                 case.partial_out,
                 case.partial_lse,
                 precision=precision,
@@ -40,26 +44,40 @@ def expected(
             return {"out": _rope(case, precision)}
         case AppendCase():
             cache = case.kv_cache.copy()
-            forms.append_kv(cache, case.c_kv, case.k_pe, case.slot_mapping)
+            append_kv(cache, case.c_kv, case.k_pe, case.slot_mapping)
             return {"kv_cache": cache}
     raise TypeError(f"no such case: {case!r}")
 
 
-def _dense(case: DenseCase, precision: str) -> Array:
+def backend_of(case: Case, backend: str = "auto") -> str:
+    """Which backend `expected` uses for a valid case: "strict" or "fast"."""
+    match case:
+        case DenseCase():
+            size = dense.multiply_adds(case.kind, _geometry(case), len(case.q_nope), len(case.c_kv))
+            return choose(backend, size)
+        case PagedCase():
+            return choose(backend, paged.multiply_adds(case.q, case.seq_lens, case.head_dim_v))
+    return "strict"
+
+
+def _geometry(case: DenseCase) -> Geometry:
     axes = Axes()
-    axes.take("q_nope", case.q_nope, "t_q H P", forms.DENSE_DTYPES)
-    axes.take("k_pe", case.k_pe, "t_kv R", forms.DENSE_DTYPES)
-    axes.take("w_uv", case.w_uv, "H V L", forms.DENSE_DTYPES)
-    geometry = Geometry(
+    axes.take("q_nope", case.q_nope, "t_q H P", WIDE_FLOATS)
+    axes.take("k_pe", case.k_pe, "t_kv R", WIDE_FLOATS)
+    axes.take("w_uv", case.w_uv, "H V L", WIDE_FLOATS)
+    return Geometry(
         num_heads=axes["H"],
         qk_nope_head_dim=axes["P"],
         qk_rope_head_dim=axes["R"],
         v_head_dim=axes["V"],
         kv_lora_rank=axes["L"],
     )
-    attend = forms.attend_naive if case.kind == "naive" else forms.attend_absorbed
+
+
+def _dense(case: DenseCase, **how: Any) -> Array:
+    attend = dense.attend_naive if case.kind == "naive" else dense.attend_absorbed
     return attend(
-        geometry,
+        _geometry(case),
         case.q_nope,
         case.q_pe,
         case.c_kv,
@@ -67,7 +85,7 @@ def _dense(case: DenseCase, precision: str) -> Array:
         case.w_uk,
         case.w_uv,
         softmax_scale=case.softmax_scale,
-        precision=precision,
+        **how,
     )
 
 
@@ -94,18 +112,18 @@ def _paged(case: PagedCase, **how: Any) -> dict[str, Array]:
         "empty_lse": case.empty_lse,
     }
     table = placement.dense_table(case)
-    whole = forms.decode_paged(
+    whole = paged.decode_paged(
         case.q, case.kv_cache, table, case.seq_lens, causal=case.causal, **conventions, **how
     )._asdict()
     if case.shards == 1:
         return whole
     states = [
-        forms.decode_paged(rank.q, rank.kv_cache, rank.block_table, rank.seq_lens, causal=False, **conventions, **how)
+        paged.decode_paged(rank.q, rank.kv_cache, rank.block_table, rank.seq_lens, causal=False, **conventions, **how)
         for rank in shard(case, table)
     ]
     partial_out = np.stack([state.out.reshape(whole["out"].shape) for state in states])
     partial_lse = np.stack([state.lse.reshape(whole["lse"].shape) for state in states])
-    merged = forms.merge_states(
+    merged = merge_states(
         partial_out,
         partial_lse,
         precision=how["precision"],

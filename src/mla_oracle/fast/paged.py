@@ -7,6 +7,7 @@ pages lie.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,14 @@ def decode(
     seq_lens: Array,
     softmax_scale: float,
     causal: bool,
+    lse_unit: float,
     empty_lse: float,
     out: Array,
     lse: Array,
     threads: int | None = None,
     isa: str | None = None,
 ) -> None:
-    """Fill `out` [B, T, H, V] and `lse` [B, T, H] (natural log), f32 or f64 as `out` is.
+    """Fill `out` [B, T, H, V] and `lse` [B, T, H], times `lse_unit`; f32 or f64 as `out` is.
 
     q [B, T, H, D] and kv_cache [num_blocks, block_size, D] are arrays of bytes of the stored dtypes (the order
     of `reference._common.Stored`); any strides but the innermost. Query t of T sees the first
@@ -48,8 +50,12 @@ def decode(
 
     def work() -> None:
         kernels.decode(
-            q, q_dtype, kv_cache, kv_dtype, block_table, seq_lens, softmax_scale, causal, empty_lse, out, lse,
+            q, q_dtype, kv_cache, kv_dtype, block_table, seq_lens, softmax_scale, causal, -math.inf, out, lse,
             counters, pools,
         )
 
     pool.run(work, used)
+    empty = lse == -math.inf
+    if lse_unit != 1:
+        np.multiply(lse, lse_unit, out=lse, dtype=np.float64, casting="same_kind")
+    lse[empty] = empty_lse

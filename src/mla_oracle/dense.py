@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dense forms: one sequence, its latent rows in order, the queries at its end.
+
+    attend_naive     decompress the cache to keys and values, then attend
+    attend_absorbed  attend in the latent space; its two ends alone: absorb_query, up_project
+
+Precision "f32" is the documents' arithmetic, bit for bit; "f64" accumulates in double over the inputs as stored and is
+the truth that errors are measured from.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .arrays import Array, Axes
+from .backends import choose
+from .checks import number_type, positive_scale, thread_count, widen
+from .errors import InputError
+from .geometry import Geometry, show
+
+
+def attend_naive(
+    geometry: Geometry,
+    q_nope: object,
+    q_pe: object,
+    c_kv: object,
+    k_pe: object,
+    w_uk: object,
+    w_uv: object,
+    *,
+    softmax_scale: float | None = None,
+    precision: str = "f32",
+    backend: str = "auto",
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Array:
+    """Attention over keys and values decompressed from the latent cache.
+
+    q_nope [t_q, H, P] and q_pe [t_q, H, R] (rope applied), c_kv [t_kv, L] (normed) and k_pe [t_kv, R]
+    (rope applied), w_uk [H, P, L], w_uv [H, V, L]; f32, f16 or bf16, and f64 in precision "f64". R may be 0.
+    The queries are the last t_q rows of the cache: query i sees rows 0 .. t_kv - t_q + i.
+    `softmax_scale` None is 1/sqrt(P + R), times the geometry's YaRN mscale squared, in the precision asked for.
+    `backend`, `threads` and `isa` as in `decode_paged`.
+
+    Returns out [t_q, H, V], f32 or f64. Raises InputError.
+    """
+    problem = _check(geometry, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, softmax_scale, precision)
+    threads = thread_count(threads)
+    if choose(backend, multiply_adds("naive", geometry, *problem.lengths), isa) == "fast":
+        from .fast import naive
+
+        naive.attend(*problem.arrays, problem.scale, problem.out, threads, isa)
+    else:
+        from .reference import _naive
+
+        _naive.attend(*problem.arrays, problem.scale, problem.out)
+    return problem.out
+
+
+def attend_absorbed(
+    geometry: Geometry,
+    q_nope: object,
+    q_pe: object,
+    c_kv: object,
+    k_pe: object,
+    w_uk: object,
+    w_uv: object,
+    *,
+    softmax_scale: float | None = None,
+    precision: str = "f32",
+    backend: str = "auto",
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Array:
+    """The function of `attend_naive`, computed in the latent space: same arguments, same result up to rounding."""
+    problem = _check(geometry, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, softmax_scale, precision)
+    threads = thread_count(threads)
+    if choose(backend, multiply_adds("absorbed", geometry, *problem.lengths), isa) == "fast":
+        from .fast import absorbed
+
+        absorbed.attend(*problem.arrays, problem.scale, problem.out, threads, isa)
+    else:
+        from .reference import _absorbed
+
+        _absorbed.attend(*problem.arrays, problem.scale, problem.out)
+    return problem.out
+
+
+def multiply_adds(form: str, geometry: Geometry, t_q: int, t_kv: int) -> int:
+    """How large a problem is, for `backends.choose`."""
+    decompress = geometry.num_heads * (geometry.qk_nope_head_dim + geometry.v_head_dim) * geometry.kv_lora_rank
+    if form == "naive":
+        return t_kv * decompress + t_q * t_kv * geometry.num_heads * (geometry.qk_head_dim + geometry.v_head_dim)
+    return t_q * decompress + t_q * t_kv * geometry.num_heads * (geometry.latent_dim + geometry.kv_lora_rank)
+
+
+class Problem(NamedTuple):
+    """A checked problem in the number type of its precision."""
+
+    arrays: tuple[Array, Array, Array, Array, Array, Array]  # q_nope, q_pe, c_kv, k_pe, w_uk, w_uv
+    scale: float
+    out: Array  # [t_q, H, V], to be filled
+    lengths: tuple[int, int]  # t_q, t_kv
+
+
+def _check(
+    geometry: Geometry,
+    q_nope: object,
+    q_pe: object,
+    c_kv: object,
+    k_pe: object,
+    w_uk: object,
+    w_uv: object,
+    softmax_scale: float | None,
+    precision: str,
+) -> Problem:
+    real, allowed = number_type(precision)
+    if not isinstance(geometry, Geometry):
+        raise InputError(f"geometry is {show(geometry)}, expected a Geometry")
+    axes = Axes(
+        H=geometry.num_heads,
+        P=geometry.qk_nope_head_dim,
+        R=geometry.qk_rope_head_dim,
+        V=geometry.v_head_dim,
+        L=geometry.kv_lora_rank,
+    )
+    arrays = (
+        axes.take("q_nope", q_nope, "t_q H P", allowed),
+        axes.take("q_pe", q_pe, "t_q H R", allowed),
+        axes.take("c_kv", c_kv, "t_kv L", allowed),
+        axes.take("k_pe", k_pe, "t_kv R", allowed),
+        axes.take("w_uk", w_uk, "H P L", allowed),
+        axes.take("w_uv", w_uv, "H V L", allowed),
+    )
+    if axes["t_q"] > axes["t_kv"]:
+        raise InputError(
+            f"q_nope has {axes['t_q']} queries and c_kv {axes['t_kv']} rows, expected the queries to be its last rows"
+        )
+    if softmax_scale is None:
+        scale = real(1) / np.sqrt(real(axes["P"] + axes["R"])) * real(geometry.softmax_mscale**2)
+    else:
+        scale = positive_scale(softmax_scale, precision)
+    out = np.empty((axes["t_q"], axes["H"], axes["V"]), real)
+    a, b, c, d, e, f = (widen(array, real) for array in arrays)
+    return Problem((a, b, c, d, e, f), float(scale), out, (axes["t_q"], axes["t_kv"]))
+
+
+def absorb_query(q_nope: object, w_uk: object, *, precision: str = "f32") -> Array:
+    """q_lat[t, h] = w_uk[h]^T q_nope[t, h]: q_nope [T, H, P], w_uk [H, P, L] -> [T, H, L]."""
+    from .reference import _absorbed
+
+    real, allowed = number_type(precision)
+    axes = Axes()
+    q_nope = axes.take("q_nope", q_nope, "T H P", allowed)
+    w_uk = axes.take("w_uk", w_uk, "H P L", allowed)
+    q_lat = np.empty((axes["T"], axes["H"], axes["L"]), real)
+    _absorbed.absorb_query(widen(q_nope, real), widen(w_uk, real), q_lat)
+    return q_lat
+
+
+def up_project(o_lat: object, w_uv: object, *, precision: str = "f32") -> Array:
+    """out[t, h] = w_uv[h] o_lat[t, h]: o_lat [T, H, L], w_uv [H, V, L] -> [T, H, V]."""
+    from .reference import _absorbed
+
+    real, allowed = number_type(precision)
+    axes = Axes()
+    o_lat = axes.take("o_lat", o_lat, "T H L", allowed)
+    w_uv = axes.take("w_uv", w_uv, "H V L", allowed)
+    out = np.empty((axes["T"], axes["H"], axes["V"]), real)
+    _absorbed.up_project(widen(o_lat, real), widen(w_uv, real), out)
+    return out

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paged form: an absorbed query over a latent cache in pages, online softmax, with LSE."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from . import dtypes
+from .arrays import Array, Axes, as_array, bytes_of
+from .backends import choose
+from .checks import choice, number, number_type, positive_scale, thread_count, value_width
+from .errors import InputError
+from .geometry import show
+
+LOG2E = 1.4426950408889634
+
+
+class Attention(NamedTuple):
+    """The output of a paged decode or a merge, and the log-sum-exp of its scaled scores."""
+
+    out: Array
+    lse: Array
+
+
+def decode_paged(
+    q: object,
+    kv_cache: object,
+    block_table: object,
+    seq_lens: object,
+    *,
+    softmax_scale: float,
+    head_dim_v: int,
+    causal: bool = True,
+    precision: str = "f32",
+    backend: str = "auto",
+    threads: int | None = None,
+    isa: str | None = None,
+    lse_base: str = "e",
+    empty_lse: float = -math.inf,
+    out_dtype: str | None = None,
+) -> Attention:
+    """Decode attention over a paged latent cache: key = the whole row, value = its first `head_dim_v` elements.
+
+    q           [B, T, H, D], or [B, H, D] for T = 1
+    kv_cache    [num_blocks, block_size, D]; any outer strides, innermost axis contiguous
+    block_table [B, max_blocks] i32: request b's token j is row j % block_size of block block_table[b, j // block_size];
+                entries past the request's length may hold anything
+    seq_lens    [B] i32, cached tokens of each request, the T new ones included
+
+    q and kv_cache are f32, f16 or bf16 (f64 too in precision "f64"), not necessarily the same.
+    `causal` aligns bottom-right: query t of T sees the first seq_len - T + t + 1 tokens; a query that sees none
+    is an empty row. An empty row has out 0 and lse `empty_lse`.
+    `softmax_scale` has no default: the row's width does not tell the model's scale (see Geometry.softmax_scale).
+    `lse_base` is "e" (lse = log sum exp) or "2". Outputs are f32, or f64 in precision "f64", unless `out_dtype`
+    ("f32", "f16", "bf16", "f64") asks for a rounding of out.
+
+    `backend`: "strict", the definition; "fast", blocked for the machine, the same answer within the bound of
+    mla_oracle.fast.paged; "auto", fast for large problems (see mla_oracle.backends). `isa` picks a build of the fast
+    tier. `threads` (None: what mla_oracle.fast.threads.set_threads set, else every processor this process may use)
+    does not change a bit of the result.
+
+    Precision "f64": a score of -inf has weight 0 and its value is not touched, a row of nothing else is an empty
+    row, a visible NaN (or a score of +inf) makes out and lse NaN. Precision "f32" keeps the online recurrence's own
+    non-finite cases: NaN out with lse `empty_lse`.
+
+    Returns Attention(out [B, T, H, head_dim_v], lse [B, T, H]), without the T axis where q had none.
+    Raises InputError for a bad argument.
+    """
+    threads = thread_count(threads)
+    if not isinstance(causal, (bool, np.bool_)):
+        raise InputError(f"causal is {show(causal)}, expected True or False")
+    if out_dtype is not None:
+        choice("out_dtype", out_dtype, dtypes.STORED)
+    real, allowed = number_type(precision)
+    q = as_array("q", q)
+    has_tokens = q.ndim != 3
+    axes = Axes()
+    q = axes.take("q", q, "B T H D" if has_tokens else "B H D", allowed)
+    kv_cache = axes.take("kv_cache", kv_cache, "num_blocks block_size D", allowed)
+    block_table = axes.take("block_table", block_table, "B max_blocks", ("i32",))
+    seq_lens = axes.take("seq_lens", seq_lens, "B", ("i32",))
+    scale = positive_scale(softmax_scale, precision)
+    head_dim_v = value_width(head_dim_v, axes["D"])
+    unit = 1.0 if choice("lse_base", lse_base, ("e", "2")) == "e" else LOG2E
+    empty_lse = number("empty_lse", empty_lse)
+    check_pages(block_table, seq_lens, axes["num_blocks"], axes["block_size"])
+
+    q = q if has_tokens else q[:, None]
+    out = np.empty((*q.shape[:3], head_dim_v), real)
+    lse = np.empty(q.shape[:3], real)
+    problem = (
+        bytes_of("q", q),
+        dtypes.STORED.index(dtypes.name_of(q.dtype)),
+        bytes_of("kv_cache", kv_cache),
+        dtypes.STORED.index(dtypes.name_of(kv_cache.dtype)),
+        block_table,
+        seq_lens,
+        float(scale),
+        bool(causal),
+        unit,
+        empty_lse,
+        out,
+        lse,
+    )
+    fast = choose(backend, multiply_adds(q, seq_lens, head_dim_v), isa) == "fast"
+    if out.size and fast:
+        from .fast import paged
+
+        paged.decode(*problem, threads, isa)
+    elif out.size:
+        from .reference import _paged
+
+        _paged.decode(*problem)
+    if out_dtype is not None:
+        out = dtypes.round_to(out, out_dtype)
+    return Attention(out, lse) if has_tokens else Attention(out[:, 0], lse[:, 0])
+
+
+def multiply_adds(q: Array, seq_lens: Array, head_dim_v: int) -> int:
+    """How large a problem is, for `backends.choose`: q [B, ..., D], every query over every token of its request."""
+    pairs: int = math.prod(q.shape[1:-1]) * int(seq_lens.sum(dtype=np.int64))
+    return pairs * (int(q.shape[-1]) + head_dim_v)
+
+
+def check_pages(block_table: Array, seq_lens: Array, num_blocks: int, block_size: int) -> None:
+    """Every length is in its table's reach, every block id within a length is in the cache."""
+    if block_size == 0:
+        raise InputError("kv_cache has block_size 0, expected 1 or more")
+    for b in np.flatnonzero(seq_lens < 0)[:1]:
+        raise InputError(f"seq_lens[{b}] is {seq_lens[b]}, expected 0 or more")
+    max_blocks = block_table.shape[1]
+    used = -(-seq_lens.astype(np.int64) // block_size)  # [B] blocks of each request
+    for b in np.flatnonzero(used > max_blocks)[:1]:
+        raise InputError(
+            f"seq_lens[{b}] is {seq_lens[b]}, expected at most {max_blocks * block_size}:"
+            f" block_table has {max_blocks} blocks of {block_size} a request"
+        )
+    bad = (np.arange(max_blocks) < used[:, None]) & ((block_table < 0) | (block_table >= num_blocks))
+    for b, slot in np.argwhere(bad)[:1]:
+        raise InputError(
+            f"block_table[{b}, {slot}] is {block_table[b, slot]}, expected 0 to {num_blocks - 1}:"
+            f" seq_lens[{b}] is {seq_lens[b]}, and kv_cache has {num_blocks} blocks"
+        )

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention states over disjoint keys, joined by their LSE."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .arrays import Array, as_array, dtype_name
+from .checks import choice, number, number_type, widen
+from .errors import InputError
+from .paged import Attention
+
+
+def merge_states(
+    partial_out: object,
+    partial_lse: object,
+    *,
+    precision: str = "f32",
+    lse_base: str = "e",
+    empty_lse: float = -math.inf,
+) -> Attention:
+    """Join S attention states over disjoint keys, in ascending order.
+
+    partial_out [S, ..., V] and partial_lse [S, ...] of the same leading axes (or sequences of S arrays). A state
+    is empty where its lse is -inf, +inf or `empty_lse` (as partial_lse's dtype stores it): its out may hold
+    anything. Where every state is empty, the result is out 0 and lse `empty_lse`.
+
+    Returns Attention(out [..., V], lse [...]). Raises InputError.
+    """
+    from .reference import _merge
+
+    real, allowed = number_type(precision)
+    partial_out = stack("partial_out", partial_out)
+    partial_lse = stack("partial_lse", partial_lse)
+    if partial_out.ndim < 2 or partial_out.shape[:-1] != partial_lse.shape:
+        raise InputError(
+            f"partial_lse is {list(partial_lse.shape)}, expected [S, ...] with partial_out [S, ..., V],"
+            f" which is {list(partial_out.shape)}"
+        )
+    for name, array in (("partial_out", partial_out), ("partial_lse", partial_lse)):
+        if (kind := dtype_name(name, array)) not in allowed:
+            raise InputError(f"{name} is {kind}, expected {' or '.join(allowed)}")
+    empty_lse = number("empty_lse", empty_lse)
+    with np.errstate(over="ignore"):
+        marker = float(np.array(empty_lse).astype(partial_lse.dtype))
+    states, *rows, width = partial_out.shape
+    count = math.prod(rows)
+    out = np.empty((count, width), real)
+    lse = np.empty(count, real)
+    _merge.merge(
+        widen(partial_out, real).reshape(states, count, width),
+        widen(partial_lse, real).reshape(states, count),
+        math.log(2) if choice("lse_base", lse_base, ("e", "2")) == "2" else 1.0,
+        marker,
+        empty_lse,
+        out,
+        lse,
+    )
+    return Attention(out.reshape(*rows, width), lse.reshape(rows))
+
+
+def stack(name: str, states: object) -> Array:
+    if isinstance(states, Sequence):
+        arrays = [as_array(f"{name}[{s}]", state) for s, state in enumerate(states)]
+        for s, array in enumerate(arrays):
+            if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
+                raise InputError(
+                    f"{name}[{s}] is {array.dtype} {list(array.shape)}, expected {name}[0]'s"
+                    f" {arrays[0].dtype} {list(arrays[0].shape)}"
+                )
+        if not arrays:
+            raise InputError(f"{name} has no state, expected one or more")
+        return np.stack(arrays)
+    return as_array(name, states)
