@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of the fast tier as ratios: python benchmarks/cpu.py [--shapes S1,S3] [--reps N] [--json FILE] [--peers]
+"""Speed of the fast tier as ratios: python benchmarks/cpu.py [--shapes S1] [--reps N] [--json FILE] [--peers]
 
-Machines are shared, so nothing here is a time. Every repetition stands between two runs of a register-only loop
-of multiply-adds (the peak, measured in the same process on the same core), and its speed is divided by theirs.
+Machines are shared, so nothing here is a time. Every repetition stands between two runs of a register-only
+loop of multiply-adds (the peak, in the same process), and its speed is divided by theirs.
 The figure is the median over the repetitions whose two neighbours were quiet (within 15 % of the best seen);
 how many those were is printed. One thread is timed by its own CPU clock, which other processes cannot stop;
 several threads need the wall clock and a quiet machine, and their share is of that many times the peak.
@@ -116,9 +116,15 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, object]]:
 
     peaks = {precision: Peak(options.isa, precision) for precision in ("f32", "f64")}
 
-    def row(name: str, precision: str, threads: int, flops: float, work: Callable[[], None], asked: float | None):
+    def row(
+        name: str, precision: str, threads: int, flops: float, work: Callable[[], None], asked: float | None
+    ):
         share, overall, quiet = shares(
-            work, flops, peaks[precision], options.reps, time.thread_time if threads == 1 else time.perf_counter
+            work,
+            flops,
+            peaks[precision],
+            options.reps,
+            time.thread_time if threads == 1 else time.perf_counter,
         )
         return {
             "what": name, "precision": precision, "threads": threads, "asked": asked,

@@ -92,7 +92,7 @@ def fast(case, dtype=np.float32, **options):
 def bound(case, dtype):
     """(out [B, T, H, V], lse [B, T, H]): what fast may miss strict f64 by."""
     B, T, H, D = case.q.shape
-    eps, tiny = float(np.finfo(dtype).eps), float(np.finfo(dtype).smallest_subnormal)
+    eps, tiny = float(np.finfo(dtype).eps), float(np.finfo(dtype).smallest_normal)
     out, lse = np.zeros((B, T, H, case.V)), np.zeros((B, T, H))
     for b in range(B):
         rows = case.keys(b)

@@ -54,7 +54,9 @@ def test_exp_is_within_2_ulp_over_the_whole_range_f32(isa):
 @pytest.mark.parametrize("isa", isas.available())
 def test_exp_is_within_2_ulp_over_the_whole_range_f64(isa):
     rng = np.random.default_rng(0)
-    x = np.concatenate([rng.uniform(-750, 709, 300032), rng.uniform(-1, 1, 100032), -rng.uniform(708, 746, 64000)])
+    x = np.concatenate(
+        [rng.uniform(-750, 709, 300032), rng.uniform(-1, 1, 100032), -rng.uniform(708, 746, 64000)]
+    )
     true = np.exp(x.astype(np.longdouble))
     isas.kernels("paged", "f64", isa).exp_lanes(x)
     ulp = np.maximum(np.spacing(true.astype(np.float64)).astype(np.longdouble), np.longdouble(2.0) ** -1074)

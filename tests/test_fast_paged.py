@@ -25,8 +25,11 @@ def test_any_number_of_heads(isa, dtype, H):
     assert_within_bound(make(2, 1, H, 72, 64, [97, 130], 16), dtype, isa=isa)
 
 
-@pytest.mark.parametrize(("D", "V"), [(576, 512), (288, 256), (100, 72), (72, 71), (72, 72), (7, 1), (1, 1), (65, 64)])
-def test_any_row_width(isa, dtype, D, V):
+@pytest.mark.parametrize(
+    "DV", [(576, 512), (288, 256), (100, 72), (72, 71), (72, 72), (7, 1), (1, 1), (65, 64)]
+)
+def test_any_row_width(isa, dtype, DV):
+    D, V = DV
     assert_within_bound(make(2, 1, 5, D, V, [70, 3], 16), dtype, isa=isa)
 
 
@@ -99,7 +102,7 @@ def test_scores_near_overflow(isa, dtype):
 
 
 def test_weights_below_the_normal_range(isa):
-    # One key with weight 1 and small values, 199 with weights from 2^-150 to 2^-116 and huge ones.
+    # One key with weight 1 and small values, 199 with weights from 2^-150 to 2^-116 and huge values.
     case = make(1, 1, 5, 64, 48, [200], 16)
     case.q[...] = np.where(np.arange(64) == 63, 16, 0)
     for position, row in enumerate(case.keys(0).astype(np.float32)):
@@ -135,7 +138,7 @@ def test_a_row_that_sees_only_minus_infinity_is_empty(isa, dtype):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("column", [0, 31, 35])
 @pytest.mark.parametrize("position", [0, 100, 1250])
-def test_a_visible_nan_or_plus_infinity_spoils_exactly_the_rows_that_see_it(isa, dtype, bad, column, position):
+def test_a_visible_nan_or_plus_infinity_spoils_the_rows_that_see_it(isa, dtype, bad, column, position):
     case = make(2, 3, 20, 40, 32, [1251, 1251], 16)
     case.q[..., column] = np.abs(case.q[..., column]) + 1
     row = case.keys(1)[position].astype(np.float32)

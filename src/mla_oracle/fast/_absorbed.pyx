@@ -135,7 +135,7 @@ def up_project(
     real[:, :, :] out,              # [T, H, V]
     int64_t[::1] counter,           # [1], 0 at first, shared by all threads
 ):
-    """Fill `out`: the latent output of each head, decompressed. Each thread calls this with the same arguments."""
+    """Fill `out`: each head's latent output, decompressed. Each thread calls it with the same arguments."""
     cdef Py_ssize_t h
     with nogil:
         h = fetch_add(&counter[0], 1, RELAXED)
@@ -154,7 +154,7 @@ def attend(
     int64_t[::1] counters,          # as for _paged.decode
     real[:, ::1] pools,
 ):
-    """Fill `o_lat` and `lse`; the queries are the last T rows. Each thread calls this with the same arguments."""
+    """Fill `o_lat` and `lse`; queries are the last T rows. Each thread calls it with the same arguments."""
     cdef Job job
     cdef int32_t page = 0, t_kv = <int32_t>c_kv.shape[0]
     cdef Py_ssize_t lacking
@@ -165,7 +165,8 @@ def attend(
     job.V_tiles = round_up(job.V, COLUMNS)
     job.row = max(round_up(job.D, LINE), job.V_tiles)
     job.block_size = t_kv
-    job.q, job.kv, job.table, job.seq_lens = <const unsigned char*>&q[0, 0, 0], <const unsigned char*>&c_kv[0, 0], &page, &t_kv
+    job.q, job.kv = <const unsigned char*>&q[0, 0, 0], <const unsigned char*>&c_kv[0, 0]
+    job.table, job.seq_lens = &page, &t_kv
     job.pe, job.pe_stride = <const unsigned char*>&k_pe[0, 0], k_pe.strides[0]
     job.q_strides[0], job.q_strides[1], job.q_strides[2] = 0, q.strides[0], q.strides[1]
     job.kv_strides[0], job.kv_strides[1] = 0, c_kv.strides[0]

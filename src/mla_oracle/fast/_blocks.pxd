@@ -14,7 +14,8 @@ from mla_oracle.fast._plan cimport (
 )
 from mla_oracle.fast._tiles cimport (
     COLUMNS, LANES, LINE, NARROW_TOKENS, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
-    Ahead, exp_of, fetch_lines, narrow_scores, real, splat, stored_real, values, vec, where_greater, wide_scores,
+    Ahead, fetch_lines, narrow_scores, real, splat, stored_real, values, vec, weight_of, where_greater,
+    wide_scores,
 )
 from mla_oracle.fast._widen cimport widen
 
@@ -84,7 +85,7 @@ cdef inline Py_ssize_t first_rows_of_next(
 
 
 cdef inline void mask(
-    real* s,                        # [width / LANES] of [n, LANES], TILE x LANES apart, as s is everywhere here
+    real* s,                        # [width / LANES] of [n, LANES], TILE x LANES apart: s is always so
     Py_ssize_t n, Py_ssize_t width, Py_ssize_t key,
     const Py_ssize_t* sees,         # [width]
 ) noexcept nogil:
@@ -117,10 +118,10 @@ cdef inline bint softmax(
             top = where_greater(x, top, x, top)
             odd = odd + x * splat(0)
         base = where_greater(top, splat(-INFINITY), top, splat(0))
-        fix = exp_of((<vec*>m)[j] - base)
+        fix = weight_of((<vec*>m)[j] - base)
         total = splat(0)
         for k in range(n):
-            x = exp_of(column[k] - base)
+            x = weight_of(column[k] - base)
             column[k] = x
             total = total + x
         (<vec*>l)[j] = (<vec*>l)[j] * fix + total
@@ -181,7 +182,7 @@ cdef inline void attend(
     const Job* job, Work* w, const Group* g, Py_ssize_t chunk,
     real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, V_tiles]
 ) noexcept nogil:
-    cdef real* l = m + g.lanes
+    cdef real* total = m + g.lanes
     cdef real* o = m + 2 * g.lanes
     cdef real* q
     cdef const unsigned char* found[2][TILE]
@@ -200,7 +201,7 @@ cdef inline void attend(
         m[lane] = -INFINITY
         sees[lane] = visible(job, g.b, g.row0 + lane) if lane < g.rows else g.keys
         least = min(least, sees[lane])
-    memset(l, 0, (state_size(job, g.lanes) - g.lanes) * sizeof(real))
+    memset(total, 0, (state_size(job, g.lanes) - g.lanes) * sizeof(real))
 
     if key < stop:
         find_rows(job, g.b, key, min(TILE, stop - key), found[0])
@@ -211,7 +212,8 @@ cdef inline void attend(
             find_rows(job, g.b, key + n, n_ahead, found[1 - now])
         else:
             n_ahead = first_rows_of_next(job, g, found[1 - now])
-        ahead.rows, ahead.n, ahead.bytes, ahead.row, ahead.at = found[1 - now], n_ahead, job.D_kv * job.kv_itemsize, 0, 0
+        ahead.rows, ahead.n, ahead.bytes = found[1 - now], n_ahead, job.D_kv * job.kv_itemsize
+        ahead.row = ahead.at = 0
         for k in range(n):
             rows[k] = <const stored_real*>found[now][k]
             if not job.direct:
@@ -246,7 +248,7 @@ cdef inline void attend(
                 d = stop_d
             if key + n > least:
                 mask(w.s, n, width, key, sees + lane)
-            if softmax(w.s, n, width, m + lane, l + lane, w.rescale):
+            if softmax(w.s, n, width, m + lane, total + lane, w.rescale):
                 leave_out(job, w, live, n)
             add_values(job, w, live, n, min(width, g.rows - lane), o + lane * job.V_tiles, &ahead)
             q += job.D * width

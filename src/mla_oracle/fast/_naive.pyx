@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Naive form, blocked: the function of reference/_naive.pyx, decompressed a tile of keys at a time.
 #
-#   a. A task is a few heads over all keys; their number follows from H alone, so the bits never depend on threads.
+#   a. A task is a few heads over all keys: how many follows from H alone, so the bits know no threads.
 #   b. Here the keys lie in the lanes. Per tile of WIDE keys: turn the latent rows, then per head one blocked
 #      product gives keys [P, WIDE] and values [V, WIDE]; no more than that is ever decompressed.
 #   c. Online softmax over tiles; the unnormalised output is kept in `out`. A weight of 0 touches no value.
@@ -12,7 +12,8 @@ from libc.string cimport memset
 from mla_oracle.fast._plan cimport round_up
 from mla_oracle.fast._tasks cimport RELAXED, aligned_alloc, fetch_add, free
 from mla_oracle.fast._tiles cimport (
-    LANES, LINE, WIDE, WIDE_TOKENS, WIDE_VECS, Ahead, exp_of, real, splat, stored_real, vec, where_greater, wide_scores,
+    LANES, LINE, WIDE, WIDE_TOKENS, WIDE_VECS, Ahead, real, splat, stored_real, vec, weight_of,
+    where_greater, wide_scores,
 )
 
 
@@ -80,7 +81,7 @@ cdef void query_step(
         if s[i] > top:
             top = s[i]
     for j in range(WIDE_VECS):
-        acc[j] = exp_of((<vec*>s)[j] - splat(top if top > -INFINITY else 0))
+        acc[j] = weight_of((<vec*>s)[j] - splat(top if top > -INFINITY else 0))
         (<vec*>s)[j] = acc[j]
     fix = <real>exp(m[0] - top) if m[0] > -INFINITY else 0
     total = 0
@@ -122,7 +123,8 @@ def attend(
     cdef real* state
     cdef real inverse
     sizes[:] = [
-        L * WIDE, R * WIDE, round_up(P, WIDE_TOKENS) * WIDE, round_up(V, WIDE_TOKENS) * WIDE, L, heads * t_q * 2,
+        L * WIDE, R * WIDE, round_up(P, WIDE_TOKENS) * WIDE, round_up(V, WIDE_TOKENS) * WIDE, L,
+        heads * t_q * 2,
     ]
     cdef Py_ssize_t size = sum([round_up(sizes[i], LINE) for i in range(6)]) * sizeof(real)
     cdef real* memory = <real*>aligned_alloc(64, size)

@@ -55,7 +55,8 @@ def decode(
     job.V_tiles = round_up(job.V, COLUMNS)
     job.row = max(round_up(job.D, LINE), job.V_tiles)
     job.block_size = kv_cache.shape[1]
-    job.q, job.kv, job.table, job.seq_lens = &q[0, 0, 0, 0], &kv_cache[0, 0, 0], &block_table[0, 0], &seq_lens[0]
+    job.q, job.kv = &q[0, 0, 0, 0], &kv_cache[0, 0, 0]
+    job.table, job.seq_lens = &block_table[0, 0], &seq_lens[0]
     for i in range(3):
         job.q_strides[i] = q.strides[i]
     for i in range(2):
@@ -74,25 +75,25 @@ def decode(
 
 
 def exp_lanes(real[::1] x):
-    """In place e^x, for the tests of its error; a multiple of LANES numbers, each at most 88 (float), 709 (double)."""
+    """In place e^x, to test its error: whole registers of numbers, at most 88 (float), 709 (double)."""
     cdef Py_ssize_t i
     for i in range(x.shape[0] // LANES):
         (<vec*>&x[0])[i] = exp_of((<vec*>&x[0])[i])
 
 
 def multiply_add(Py_ssize_t steps, real[::1] x):
-    """`steps` x 12 multiply-adds of whole registers and nothing else, for benchmarks: the peak. Returns flops.
+    """`steps` x 12 multiply-adds of whole registers, nothing else: the peak, for benchmarks. Returns flops.
 
     x: [12 x LANES], in and out.
     """
     cdef vec acc[12]
     cdef vec factor = splat(0.5), more = splat(1)
-    cdef Py_ssize_t k
+    cdef Py_ssize_t _step
     cdef int i
     with nogil:
         for i in range(12):
             acc[i] = (<vec*>&x[0])[i]
-        for k in range(steps):
+        for _step in range(steps):
             for i in range(12):
                 acc[i] = acc[i] * factor + more
         for i in range(12):

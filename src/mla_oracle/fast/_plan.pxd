@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # How a decode is cut up, and what its threads share and own.
 #
-#   A group is up to GROUP query rows (query tokens x heads) of one request: one pass over its keys serves all.
+#   A group is up to GROUP query rows (query tokens x heads) of one request: one pass over its keys for all.
 #   A chunk is a run of a group's keys; a task is one chunk of one group. The cuts follow from lengths and
 #   group size alone, never from the threads.
 from libc.stdint cimport int32_t, int64_t

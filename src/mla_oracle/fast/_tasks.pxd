@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # One thread's part of a decode: take the next task until none is left.
 #
-# Whoever finishes a group's last chunk merges all its chunks in ascending order, so the bits of a group do not
-# depend on who computed what. Partial states live in a few shared pools; a group waits until the one that had
-# its pool before is merged. That one's tasks were all taken earlier, so the wait ends.
+# Whoever finishes a group's last chunk merges all its chunks in ascending order, so a group's bits do not
+# depend on who computed what. Partial states live in a few shared pools; a group waits until all that had its
+# pool before are merged. Their tasks were all taken earlier, so the wait ends.
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
@@ -23,9 +23,11 @@ cdef extern from "<stdlib.h>" nogil:
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
-cdef inline void work_off(const Job* job, Work* w, real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size) noexcept nogil:
+cdef inline void work_off(
+    const Job* job, Work* w, real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size,
+) noexcept nogil:
     cdef Group g = group_at(job, 0, 0)
-    cdef Py_ssize_t loaded = -1, task
+    cdef Py_ssize_t loaded = -1, task, before
     cdef real* states
     cdef int64_t* done
     while True:
@@ -40,8 +42,11 @@ cdef inline void work_off(const Job* job, Work* w, real* pools, Py_ssize_t n_poo
             attend(job, w, &g, 0, w.state)
             finish(job, &g, w.state)
         else:
-            while g.index >= n_pools and load(done - n_pools, ACQUIRE) < MERGED:
-                sched_yield()
+            before = g.index - n_pools
+            while before >= 0:
+                while load(job.counters + 1 + before, ACQUIRE) < MERGED:
+                    sched_yield()
+                before -= n_pools
             states = pools + g.index % n_pools * pool_size
             task -= g.first_task
             attend(job, w, &g, task, states + task * state_size(job, g.lanes))

@@ -32,7 +32,7 @@ cdef extern from "_vec.h" nogil:
         WIDE_RATE, NARROW_RATE, VALUE_RATE
         MANTISSA
         BIAS
-    const real ROUNDER
+    const real ROUNDER, SMALLEST
     vec splat(real x)
     vec where_greater(vec left, vec right, vec a, vec b)
 
@@ -78,6 +78,12 @@ cdef inline vec exp_of(vec x) noexcept nogil:
     half = (half + BIAS) << MANTISSA
     whole = (whole + BIAS) << MANTISSA
     return p * (<vec>half) * (<vec>whole)
+
+
+cdef inline vec weight_of(vec x) noexcept nogil:
+    # e^x for x <= 0, and 0 where that is below the normal range: products with such numbers are slow.
+    x = exp_of(x)
+    return where_greater(splat(SMALLEST), x, splat(0), x)
 
 
 cdef struct Ahead:

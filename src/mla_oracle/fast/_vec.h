@@ -2,7 +2,7 @@
  * One register of numbers as a C type, so that Cython's own + and * act on whole registers.
  *
  * The build gives REAL (float or double) and -march; the register and tile sizes follow from those.
- * Nothing is computed here: the loops are in _tiles.pxd and _paged.pyx.
+ * Nothing is computed here: the loops are in _tiles.pxd and the kernels.
  */
 #ifndef MLA_ORACLE_VEC_H
 #define MLA_ORACLE_VEC_H
@@ -13,7 +13,7 @@ typedef REAL real;
 #define IS_DOUBLE (sizeof(REAL) == 8)
 
 /* Registers: 32 of 64 bytes, 16 of 32, 16 of 16. A score tile is TOKENS x VECS accumulators, a value tile
- * HEADS x COLS; the narrow score tile has one register of heads. TILE is a multiple of every tile height. */
+ * HEADS x VECS; the narrow score tile has one register of heads. */
 #if defined __AVX512F__
 #define VEC_BYTES 64
 enum { WIDE_TOKENS = 6, WIDE_VECS = 4, NARROW_TOKENS = 12, VALUE_HEADS = 8, VALUE_VECS = 2 };
@@ -30,9 +30,10 @@ enum {
     WIDE = LANES * WIDE_VECS,
     COLUMNS = LANES * VALUE_VECS,
     LINE = 64 / sizeof(REAL),
-    TILE = 96,
-    PANEL = 4096,
-    WIDE_RATE = 3, NARROW_RATE = 6, VALUE_RATE = 1
+    TILE = 96,      /* keys of a softmax step: a multiple of every number of TOKENS */
+    PANEL = 4096,   /* numbers of the turned query that a pass over the tile's keys keeps in L1 */
+    WIDE_RATE = 3, NARROW_RATE = 6, VALUE_RATE = 1  /* lines to prefetch per LINE of d, and per key: few at a
+                                                       time, over scores and values both, so that none waits */
 };
 
 typedef REAL vec __attribute__((vector_size(VEC_BYTES), aligned(1), may_alias));
@@ -45,6 +46,9 @@ typedef WORD veci __attribute__((vector_size(VEC_BYTES), aligned(1), may_alias))
 /* 1.5 * 2^MANTISSA: adding it rounds to an integer, whose bits are then the lowest of the sum. */
 enum { MANTISSA = sizeof(REAL) == 8 ? 52 : 23, BIAS = sizeof(REAL) == 8 ? 1023 : 127 };
 #define ROUNDER ((REAL)(IS_DOUBLE ? 0x1.8p52 : 0x1.8p23))
+
+/* The smallest normal number. */
+#define SMALLEST ((REAL)(IS_DOUBLE ? 0x1p-1022 : 0x1p-126))
 
 /* Numbers as they lie in a cache: at any byte. */
 typedef REAL stored_real __attribute__((aligned(1), may_alias));

@@ -28,8 +28,8 @@ def attend(
     """Fill `out` [t_q, H, V]; all arrays f32 or all f64.
 
     q_nope [t_q, H, P], q_pe [t_q, H, R], c_kv [t_kv, L], k_pe [t_kv, R], w_uk [H, P, L], w_uv [H, V, L]; the
-    queries are the last t_q rows of the cache. Keys and values are decompressed a tile at a time, by each thread
-    into its own (L + P + R + V) x 64 numbers or fewer. Heads are what threads share out.
+    queries are the last t_q rows of the cache. Keys and values are decompressed a tile at a time, by each
+    thread into its own (L + P + R + V) x 64 numbers or fewer. Heads are what threads share out.
     """
     kernels = isas.kernels("naive", "f64" if out.dtype == np.float64 else "f32", isa)
     c_kv, k_pe, w_uk, w_uv = map(rows, (c_kv, k_pe, w_uk, w_uv))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paged decode on the fast tier: `decode` takes what the strict kernel takes, and how many threads.
 
-The bits depend on the instruction set, never on the threads, on the batch a request stands in, or on where its
-pages lie.
+The bits depend on the instruction set, never on the threads, on the batch a request stands in, or on where
+its pages lie.
 """
 
 from __future__ import annotations
@@ -37,9 +37,26 @@ def decode(
 ) -> None:
     """Fill `out` [B, T, H, V] and `lse` [B, T, H], times `lse_unit`; f32 or f64 as `out` is.
 
-    q [B, T, H, D] and kv_cache [num_blocks, block_size, D] are arrays of bytes of the stored dtypes (the order
-    of `reference._common.Stored`); any strides but the innermost. Query t of T sees the first
-    seq_len - T + t + 1 keys, or all if not causal; other slots are never touched.
+    q [B, T, H, D] and kv_cache [num_blocks, block_size, D] are arrays of bytes of the stored dtypes (the
+    order of `reference._common.Stored`); any strides but the innermost. Query t of T sees the first
+    seq_len - T + t + 1 keys, or all if not causal; other slots are never touched. A score of -inf has weight
+    0 and its value is not touched; a visible NaN or score of +inf makes out and lse NaN; a row without keys,
+    or with scores of -inf alone, is zeros and `empty_lse`.
+
+    For a row with n keys of D numbers and weights p, with size = max over keys of sum_d |q_d| |k_d| * |scale|
+    (which must be finite in the precision), eps and tiny those of the precision (2^-23 and 2^-126, 2^-52 and
+    2^-1022), the result differs from strict f64's over the same stored numbers by at most
+
+        relative = eps * ((D + 6) * size + 2 n + 32)
+        out:  relative * (sum p |v| / sum p) + n * tiny * max |v|
+        lse:  relative + eps * (max |score| + log n)
+
+    D size: the dot products, twice (a weight and the sum of weights); n: the sums over keys; 32 and 6: scale,
+    exp (1.01 ULP, where 2 are allowed), rescaling per tile and merging; tiny: weights below it count as 0.
+
+    Each thread takes scratch: turned queries, one tile, one state, together about 128 x (D + V) numbers;
+    and a pool of partial states of at most 2048 x (V + 2) numbers (4 MB in f32 for V = 512) if a request is
+    split.
     """
     kernels = isas.kernels("paged", "f64" if out.dtype == np.float64 else "f32", isa)
     _, T, H, V = out.shape
@@ -50,8 +67,19 @@ def decode(
 
     def work() -> None:
         kernels.decode(
-            q, q_dtype, kv_cache, kv_dtype, block_table, seq_lens, softmax_scale, causal, -math.inf, out, lse,
-            counters, pools,
+            q,
+            q_dtype,
+            kv_cache,
+            kv_dtype,
+            block_table,
+            seq_lens,
+            softmax_scale,
+            causal,
+            -math.inf,
+            out,
+            lse,
+            counters,
+            pools,
         )
 
     pool.run(work, used)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads for kernels that release the GIL: one persistent pool per process, remade after a fork.
 
-`count()` is how many a call uses: its argument, else what `set_threads` set, else the CPUs this process may use.
+`count()` is how many a call uses: its argument, else what `set_threads` set, else the CPUs it may use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def count(threads: int | None = None) -> int:
     """How many threads a call with this argument uses."""
     if threads is not None:
         return _checked(threads)
-    return _default or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if _default is not None:
+        return _default
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(work: Callable[[], None], threads: int) -> None:
