@@ -122,6 +122,7 @@ LIES = {
     "no dtype": (file_bytes('{"x":{"shape":[2],"data_offsets":[0,8]}}', EIGHT), '"dtype"'),
     "odd fours": (file_bytes(f'{{"x":{entry(dtype=chr(34) + "F4" + chr(34), shape="[3]")}}}', EIGHT), "odd count"),
     "a tensor that is a number": (file_bytes('{"x":1}', EIGHT), '"dtype"'),
+    "a name of two lines": (file_bytes('{"x\\ny":{"dtype":"F7","shape":[],"data_offsets":[]}}'), "x y has the unknown"),
     "metadata not strings": (file_bytes('{"__metadata__":{"a":1}}'), '"a"'),
 }
 
@@ -132,7 +133,7 @@ def test_a_file_that_lies_is_bad_input(probe: Run, tmp_path: Path, lie: str) -> 
     raw, words = LIES[lie]
     path.write_bytes(raw)
     said = probe("read", path).stdout
-    assert said.startswith(f"BadInput: {path}: ") and words in said
+    assert said.startswith(f"BadInput: {path}: ") and words in said and said.count("\n") == 1
 
 
 def test_what_is_not_a_file_is_bad_input(probe: Run, tmp_path: Path) -> None:
@@ -187,6 +188,7 @@ GOOD_JSON = [
     "null", " true\n", "false", "0", "-0.5e+10", "1E5", "[]", "{}", '""', ' [ 1 , [ ] , { "a" : null } ]\r\n\t',
     r'"\"\\\/\b\f\n\r\t"', r'"\u0041\u00e9\u20AC\ud83d\uDE00"', '"é€😀\x7f"', '{"a":1,"b":{"c":[true,false]}}',
     "[" * 64 + "]" * 64, '{"":""}', r'{"\u0061":"\u0000"}', "12345678901234567890",
+    r'"\u007f\u0080\u07ff\u0800\ud7ff\ue000\uffff\ud800\udc00\udbff\udfff"',
 ]  # fmt: skip
 BAD_JSON = [
     "", " ", "nul", "tru", "nulll", "+1", "01", "1.", ".5", "1e", "-", "--1", "1 2", "[1,]", "[,1]", "[1", "1]", "{",
