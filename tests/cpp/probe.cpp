@@ -11,9 +11,12 @@
 //                                             one client, a line per answer; the value @9 is nine letters x
 //   probe threads COMMAND                     eight threads, each with an Oracle, all with one Server, all talking
 //   probe blocked COMMAND                     asks with every signal blocked; all must be so afterwards
+//   probe interrupted COMMAND                 asks while a signal arrives every millisecond
 //   probe engine ARGUMENTS                    engine.cpp
 //
 // Numbers have a decimal comma in this program's locale, as they may have in an engine's.
+#include <sys/time.h>
+
 #include <csignal>
 #include <fstream>
 #include <iostream>
@@ -172,6 +175,17 @@ int with_signals_blocked(const std::string& command) {
   return kept && !sigismember(&pending, SIGPIPE) ? 0 : 1;
 }
 
+int interrupted(const std::string& command) {
+  struct sigaction ring {};  // no SA_RESTART: every blocking call may fail with EINTR
+  ring.sa_handler = [](int) {};
+  sigaction(SIGALRM, &ring, nullptr);
+  const itimerval every_millisecond{{0, 1000}, {0, 1000}};
+  setitimer(ITIMER_REAL, &every_millisecond, nullptr);
+  for (const char* kind : {"oracle", "server"})
+    line_or_error([&] { return answer(*client(kind, command), "check|case|actual|backend=@100000"); });
+  return 0;
+}
+
 int run(const Words& words) {
   const std::string& what = words.at(0);
   if (what == "read")
@@ -186,6 +200,7 @@ int run(const Words& words) {
   if (what == "typed") read_as(words.at(1));
   if (what == "threads") return in_threads(words.at(1));
   if (what == "blocked") return with_signals_blocked(words.at(1));
+  if (what == "interrupted") return interrupted(words.at(1));
   if (what == "ask") {
     std::unique_ptr<mla_oracle::Client> oracle;
     line_or_error([&] { return oracle = client(words.at(1), words.at(2)), "ready"; });

@@ -51,6 +51,11 @@ print(json.dumps(answer), flush=True)
     assert [line.split(":")[0] for line in dead] == ["Crash", "Crash"]
 
 
+def test_signals_that_interrupt_every_call_change_no_answer(probe: Run, fake: Fake) -> None:
+    said = probe("interrupted", fake(f"sleep 0.2\n{answering(PASS)}\nexec 1>&- 2>&-; sleep 0.2")).stdout.splitlines()
+    assert said == [f"pass as it should be | {PASS}"] * 2
+
+
 def test_threads_ask_at_once_and_no_child_inherits_anothers_pipes(probe: Run, fake: Fake) -> None:
     look = """
 links = []
