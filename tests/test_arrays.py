@@ -8,6 +8,7 @@ import ctypes
 import gc
 import warnings
 import weakref
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -56,6 +57,8 @@ new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, 
 class Capsule:
     """Exports the memory of a numpy array as any DLPack type; counts how often it is released."""
 
+    exported: ClassVar = []  # kept for good: what is exported outlives every view of it
+
     def __init__(self, array, code, bits, *, lanes=1, major=None, flags=0, offset=0, strides=None, device=1):
         self.array, self.released, self.device = array, 0, device
         self.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
@@ -80,6 +83,7 @@ class Capsule:
         return self.device, 0
 
     def __dlpack__(self, *, max_version=None):
+        self.exported.append(self)
         return new_capsule(ctypes.addressof(self.managed), self.name, None)
 
 

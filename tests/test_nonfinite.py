@@ -155,6 +155,16 @@ def test_dense_forms_give_a_minus_inf_score_no_weight(precision, attend):
 
 
 @pytest.mark.parametrize("attend", [attend_naive, attend_absorbed])
+def test_dense_values_behind_a_minus_inf_score_are_touched_in_f32_only(attend):
+    problem = dense(6, t_q=2, t_kv=5)
+    problem["q_nope"][:], problem["w_uk"][:] = 1, 0.5
+    fewer = {**problem, "c_kv": np.delete(problem["c_kv"], 2, 0), "k_pe": np.delete(problem["k_pe"], 2, 0)}
+    problem["c_kv"][2] = -INF
+    assert same(attend(**problem, precision="f64"), attend(**fewer, precision="f64"))
+    assert np.isnan(attend(**problem)).all()
+
+
+@pytest.mark.parametrize("attend", [attend_naive, attend_absorbed])
 @pytest.mark.parametrize(("precision", "everywhere"), [("f32", NAN), ("f64", 0.0)])
 def test_dense_rows_of_nothing_but_minus_inf(precision, everywhere, attend):
     problem = dense(7)
