@@ -28,8 +28,9 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 
 def widen(array: Array, real: Any) -> Array:
+    """`array` in the number type `real`, aligned: itself where it is that already."""
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        return array.astype(real, copy=False)
+        return np.require(array.astype(real, copy=False), requirements="A")
 
 
 def number(name: str, value: object) -> float:

@@ -58,6 +58,8 @@ def decode(
     and a pool of partial states of at most 2048 x (V + 2) numbers (4 MB in f32 for V = 512) if a request is
     split.
     """
+    if out.size == 0:
+        return
     kernels = isas.kernels("paged", "f64" if out.dtype == np.float64 else "f32", isa)
     _, T, H, V = out.shape
     tasks, groups, numbers = kernels.plan(T, H, V, causal, seq_lens)
