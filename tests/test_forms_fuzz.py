@@ -27,14 +27,11 @@ APPEND = {
     "k_pe": np.ones((2, 2), np.float32),
     "slot_mapping": np.array([3, -1]),
 }
+HOW = ["backend", "threads", "isa"]
 FORMS = [
-    (
-        decode_paged,
-        paged(2, [5, 0, 9]),
-        ["causal", "precision", "backend", "threads", "lse_base", "empty_lse", "out_dtype"],
-    ),
-    (attend_naive, DENSE, ["softmax_scale", "precision"]),
-    (attend_absorbed, DENSE, ["softmax_scale", "precision"]),
+    (decode_paged, paged(2, [5, 0, 9]), ["causal", "precision", "lse_base", "empty_lse", "out_dtype", *HOW]),
+    (attend_naive, DENSE, ["softmax_scale", "precision", *HOW]),
+    (attend_absorbed, DENSE, ["softmax_scale", "precision", *HOW]),
     (absorb_query, {"q_nope": DENSE["q_nope"], "w_uk": DENSE["w_uk"]}, ["precision"]),
     (up_project, {"o_lat": np.ones((2, 2, 6), np.float32), "w_uv": DENSE["w_uv"]}, ["precision"]),
     (merge_states, STATES, ["precision", "lse_base", "empty_lse"]),
@@ -52,6 +49,8 @@ SCALARS = [
     "f32",
     "f64",
     "2",
+    "fast",
+    "strict",
     2**70,
     10**400,
 ]
@@ -71,7 +70,7 @@ def arrays(draw, like):
     return np.asarray(values, order=draw(st.sampled_from("CF")))[(slice(None, None, step),) * len(shape)]
 
 
-@settings(deadline=None, max_examples=400, derandomize=True)
+@settings(deadline=None, max_examples=500, derandomize=True)
 @given(st.data())
 def test_whatever_the_arguments_only_an_input_error_is_raised(data):
     call, arguments, options = data.draw(st.sampled_from(FORMS))
@@ -90,7 +89,7 @@ def test_whatever_the_arguments_only_an_input_error_is_raised(data):
             assert arguments[name].dtype == object or arguments[name].tobytes() == array.tobytes()
 
 
-@settings(deadline=None, max_examples=400, derandomize=True)
+@settings(deadline=None, max_examples=500, derandomize=True)
 @given(st.data())
 def test_exactly_the_lengths_and_block_ids_in_range_are_accepted(data):
     """A cache of 6 blocks of 2 tokens, 3 requests of up to 4 blocks."""
