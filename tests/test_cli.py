@@ -102,6 +102,7 @@ def test_zeros_fail(tmp_path: Path, case_file: Path, result_file: Path) -> None:
         (("run", PAGED.replace("0.25", "nan")), "scale=nan, expected a positive finite number"),
         (("run", "paged:geometry=gpt-2"), "gpt-2"),
         (("run", "pagd:heads=4"), "pagd"),
+        (("run", f"{PAGED},shards=5000"), "shards is 5000, expected at most 4096"),
         (("case", PAGED, "-o", "no/such/folder/case"), "no/such/folder"),
         (("case", PAGED, "-o", "."), "cannot write .: it is a folder, expected a regular file"),
         (("check", PAGED, "missing.safetensors"), "missing.safetensors"),

@@ -21,6 +21,7 @@ import numpy as np
 from . import dtypes
 from .arrays import Array, dtype_name
 from .cases import AppendCase, Case, DenseCase, PagedCase
+from .checks import widen
 from .errors import InputError
 from .locate import first_nonfinite_inputs, locate
 
@@ -136,7 +137,7 @@ def _form(name: str, actual: Array, truth: Array, case: Case) -> str | None:
 
 
 def _nonfinite(name: str, actual: Array, truth: Array, case: Case) -> str | None:
-    g, w = actual.astype(np.float64), truth.astype(np.float64)
+    g, w = widen(actual, np.float64), widen(truth, np.float64)
     bad = (np.isfinite(g) != np.isfinite(w)) | (~np.isfinite(w) & ~((g == w) | (np.isnan(g) & np.isnan(w))))
     if not bad.any():
         return None
@@ -151,7 +152,7 @@ def _measure(
     name: str, actual: Array, truth: Array, case: Case, tol: float | None, atol: float | None, rtol: float | None
 ) -> tuple[Figures, str | None]:
     kind = dtypes.name_of(actual.dtype)
-    g, w = actual.astype(np.float64), truth.astype(np.float64)
+    g, w = widen(actual, np.float64), widen(truth, np.float64)
     finite = np.isfinite(w)
     error = np.abs(np.where(finite, g, 0) - np.where(finite, w, 0))
     size = np.abs(np.where(finite, w, 0))

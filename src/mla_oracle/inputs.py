@@ -9,7 +9,7 @@ Families of paged inputs, for unit-normal rows k and queries q:
     normal    as they are                       peaked    q x 8: one key takes nearly all the weight
     flat      q = 0: lse = log(visible)         position  flat, and every value is a code of its position
     onehot    head h reads one element of k     tailed    q and k cubed: rare large scores
-    rising    the score grows with every token: each one moves the maximum
+    rising    the score grows with every token, so that each moves the maximum (as far as the dtype tells them apart)
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import numpy as np
 
 from .arrays import Array
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
+from .checks import widen
 
 
 def locate(case: Case, name: str, index: tuple[int, ...]) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def first_nonfinite_inputs(case: Case) -> list[dict[str, Any]]:
     """The first NaN or infinity of every tensor that a right kernel reads, with how many there are."""
     found = []
     for name, array in _visible(case):
-        bad = ~np.isfinite(array.astype(np.float32))
+        bad = ~np.isfinite(widen(array, np.float32))
         if bad.any():
             index = [int(i) for i in np.argwhere(bad)[0]]
             found.append(

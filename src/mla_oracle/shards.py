@@ -9,6 +9,9 @@ import numpy as np
 
 from .arrays import Array
 from .cases import PagedCase
+from .errors import InputError
+
+MAX_SHARDS = 4096
 
 
 class Rank(NamedTuple):
@@ -21,7 +24,9 @@ class Rank(NamedTuple):
 
 
 def shard(case: PagedCase, table: Array) -> list[Rank]:
-    """The problem of each rank of `case`, whose block table in stored pages is `table`."""
+    """The problem of each rank of `case`, whose block table in stored pages is `table`. Raises InputError."""
+    if case.shards > MAX_SHARDS:
+        raise InputError(f"shards is {case.shards}, expected at most {MAX_SHARDS}")
     q = case.q if case.q.ndim == 4 else case.q[:, None]
     B, T = q.shape[:2]
     pages, block, D = case.kv_cache.shape
