@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class Axes(dict[str, int]):
     def take(self, name: str, value: object, letters: str, allowed: tuple[str, ...]) -> Array:
         """`value` as an array whose axes are `letters`; a letter seen before must have the same size."""
         array = as_array(name, value)
-        axes = letters.split()
+        axes = _split(letters)
         if array.ndim != len(axes):
             raise InputError(
                 f"{name} has {array.ndim} axes {list(array.shape)}, expected {len(axes)}: [{', '.join(axes)}]"
@@ -92,13 +93,23 @@ class Axes(dict[str, int]):
         kind = dtype_name(name, array)
         if kind not in allowed:
             raise InputError(f"{name} is {kind}, expected {' or '.join(allowed)}")
-        for axis, (letter, size) in enumerate(zip(axes, array.shape, strict=True)):
+        for letter, size in zip(axes, array.shape, strict=True):
             if self.setdefault(letter, size) != size:
                 raise InputError(
                     f"{name} is {list(array.shape)}, expected [{', '.join(axes)}] with {letter} = {self[letter]}"
-                    f" on axis {axis}"
+                    f" on axis {axes.index(letter)}"
                 )
         return array
+
+
+@cache
+def _split(letters: str) -> tuple[str, ...]:
+    return tuple(letters.split())
+
+
+def aligned(array: Array) -> Array:
+    """`array`, or a copy of it where its elements lie at addresses that C does not read them from."""
+    return array if array.flags.aligned else array.copy()
 
 
 def bytes_of(name: str, array: Array) -> Array:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import FLOATS, Array
+from .arrays import FLOATS, Array, aligned
+from .dtypes import LARGEST
 from .errors import InputError
 from .geometry import show
 
@@ -30,7 +31,7 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 def widen(array: Array, real: Any) -> Array:
     """`array` in the number type `real`, aligned: itself where it is that already."""
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        return np.require(array.astype(real, copy=False), requirements="A")
+        return aligned(array.astype(real, copy=False))
 
 
 def number(name: str, value: object) -> float:
@@ -44,9 +45,10 @@ def number(name: str, value: object) -> float:
 
 def positive_scale(softmax_scale: object, precision: str) -> float:
     scale = number("softmax_scale", softmax_scale)
-    if precision == "f32" and abs(scale) < np.inf:
-        with np.errstate(over="ignore"):
-            scale = float(np.float32(scale))
+    if precision == "f32" and abs(scale) <= LARGEST["f32"]:
+        scale = float(np.float32(scale))
+    elif precision == "f32":
+        scale = math.inf
     if not 0 < scale < math.inf:
         raise InputError(f"softmax_scale is {softmax_scale}, expected a positive finite number")
     return scale

@@ -60,6 +60,7 @@ def dtype(name: str) -> np.dtype[Any]:
     raise InputError(f"dtype is {name!r}, expected one of {_KNOWN}")
 
 
+@cache
 def name_of(dtype: np.dtype[Any]) -> str:
     """The name of `dtype`. A byte order other than the machine's has none."""
     name = _NAME_OF.get(dtype.name) if dtype.isnative else None

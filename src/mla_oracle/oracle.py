@@ -56,7 +56,7 @@ def backend_of(case: Case, backend: str = "auto") -> str:
             size = dense.multiply_adds(case.kind, _geometry(case), len(case.q_nope), len(case.c_kv))
             return choose(backend, size)
         case PagedCase():
-            return choose(backend, paged.multiply_adds(case.q, case.seq_lens, case.head_dim_v))
+            return choose(backend, paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v))
     return "strict"
 
 

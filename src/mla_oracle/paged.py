@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import dtypes
-from .arrays import Array, Axes, as_array, bytes_of
+from .arrays import Array, Axes, aligned, as_array, bytes_of
 from .backends import choose
 from .checks import choice, number, number_type, positive_scale, thread_count, value_width
 from .errors import InputError
@@ -86,7 +86,8 @@ def decode_paged(
     head_dim_v = value_width(head_dim_v, axes["D"])
     unit = 1.0 if choice("lse_base", lse_base, ("e", "2")) == "e" else LOG2E
     empty_lse = number("empty_lse", empty_lse)
-    check_pages(block_table, seq_lens, axes["num_blocks"], axes["block_size"])
+    block_table, seq_lens = aligned(block_table), aligned(seq_lens)
+    tokens = count_tokens(block_table, seq_lens, axes["num_blocks"], axes["block_size"])
 
     q = q if has_tokens else q[:, None]
     out = np.empty((*q.shape[:3], head_dim_v), real)
@@ -96,16 +97,16 @@ def decode_paged(
         dtypes.STORED.index(dtypes.name_of(q.dtype)),
         bytes_of("kv_cache", kv_cache),
         dtypes.STORED.index(dtypes.name_of(kv_cache.dtype)),
-        np.require(block_table, requirements="A"),
-        np.require(seq_lens, requirements="A"),
-        float(scale),
+        block_table,
+        seq_lens,
+        scale,
         bool(causal),
         unit,
         empty_lse,
         out,
         lse,
     )
-    fast = choose(backend, multiply_adds(q, seq_lens, head_dim_v), isa) == "fast"
+    fast = choose(backend, multiply_adds(q, tokens, head_dim_v), isa) == "fast"
     if out.size and fast:
         from .fast import paged
 
@@ -119,28 +120,30 @@ def decode_paged(
     return Attention(out, lse) if has_tokens else Attention(out[:, 0], lse[:, 0])
 
 
-def multiply_adds(q: Array, seq_lens: Array, head_dim_v: int) -> int:
-    """How large a problem is, for `backends.choose`: q [B, ..., D], every query over every token of its request."""
-    pairs: int = math.prod(q.shape[1:-1]) * int(seq_lens.sum(dtype=np.int64))
+def multiply_adds(q: Array, tokens: int, head_dim_v: int) -> int:
+    """How large a problem is, for `backends.choose`: q [B, ..., D] over requests of `tokens` tokens in all."""
+    pairs: int = math.prod(q.shape[1:-1]) * tokens
     return pairs * (int(q.shape[-1]) + head_dim_v)
 
 
-def check_pages(block_table: Array, seq_lens: Array, num_blocks: int, block_size: int) -> None:
-    """Every length is in its table's reach, every block id within a length is in the cache."""
+def count_tokens(block_table: Array, seq_lens: Array, num_blocks: int, block_size: int) -> int:
+    """The sum of the lengths, each in its table's reach, with every block id within a length in the cache."""
+    from ._pages import scan
+
     if block_size == 0:
         raise InputError("kv_cache has block_size 0, expected 1 or more")
-    for b in np.flatnonzero(seq_lens < 0)[:1]:
+    tokens, b, slot = scan(block_table, seq_lens, num_blocks, block_size)
+    if b < 0:
+        return tokens
+    if seq_lens[b] < 0:
         raise InputError(f"seq_lens[{b}] is {seq_lens[b]}, expected 0 or more")
-    max_blocks = block_table.shape[1]
-    used = -(-seq_lens.astype(np.int64) // block_size)  # [B] blocks of each request
-    for b in np.flatnonzero(used > max_blocks)[:1]:
+    if slot < 0:
+        max_blocks = block_table.shape[1]
         raise InputError(
             f"seq_lens[{b}] is {seq_lens[b]}, expected at most {max_blocks * block_size}:"
             f" block_table has {max_blocks} blocks of {block_size} a request"
         )
-    bad = (np.arange(max_blocks) < used[:, None]) & ((block_table < 0) | (block_table >= num_blocks))
-    for b, slot in np.argwhere(bad)[:1]:
-        raise InputError(
-            f"block_table[{b}, {slot}] is {block_table[b, slot]}, expected 0 to {num_blocks - 1}:"
-            f" seq_lens[{b}] is {seq_lens[b]}, and kv_cache has {num_blocks} blocks"
-        )
+    raise InputError(
+        f"block_table[{b}, {slot}] is {block_table[b, slot]}, expected 0 to {num_blocks - 1}:"
+        f" seq_lens[{b}] is {seq_lens[b]}, and kv_cache has {num_blocks} blocks"
+    )
