@@ -2,16 +2,25 @@
 """Paged cases for the fast tier, the strict f64 truth beside them, and the bound the fast tier publishes.
 
 `make` builds a Case; `strict64` and `fast` run it; `bound` is the docstring of fast/paged.py in numpy.
+BUILDS are what there is to test: every instruction set, and amx, which is for bf16 caches, with either query
+("amx float32", "amx bfloat16"). `fast` and `assert_within_bound` store a case as its build wants it.
 """
 
 from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 
+from mla_oracle.fast import isa as isas
 from mla_oracle.fast import paged
 from mla_oracle.reference import _paged
 
 STORED = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
+BUILDS = [
+    build
+    for isa in isas.available()
+    for build in (["amx float32", "amx bfloat16"] if isa == "amx" else [isa])
+]
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,14 @@ def place(case, b, position, row):
     case.kv_cache[case.block_table[b, position // block_size], position % block_size] = row
 
 
+def stored(case, build):
+    """`case` with what `build` stores: bf16 rows and its query for amx, no change else."""
+    query = build.partition(" ")[2]
+    if not query:
+        return case
+    return case.but(q=case.q.astype(query), kv_cache=case.kv_cache.astype(ml_dtypes.bfloat16))
+
+
 def _run(decode, case, dtype, **options):
     B, T, H, _ = case.q.shape
     out, lse = np.full((B, T, H, case.V), 77, dtype), np.full((B, T, H), 77, dtype)
@@ -85,12 +102,14 @@ def strict64(case):
     return _run(_paged.decode, case, np.float64)
 
 
-def fast(case, dtype=np.float32, **options):
-    return _run(paged.decode, case, dtype, **options)
+def fast(case, dtype=np.float32, isa=None, **options):
+    return _run(
+        paged.decode, stored(case, isa or ""), dtype, isa=isa and isa.partition(" ")[0], **options
+    )
 
 
-def bound(case, dtype):
-    """(out [B, T, H, V], lse [B, T, H]): what fast may miss strict f64 by."""
+def bound(case, dtype, tiles=False):
+    """(out [B, T, H, V], lse [B, T, H]): what fast may miss strict f64 by; `tiles`: on amx."""
     B, T, H, D = case.q.shape
     eps, tiny = float(np.finfo(dtype).eps), float(np.finfo(dtype).smallest_normal)
     out, lse = np.zeros((B, T, H, case.V)), np.zeros((B, T, H))
@@ -108,16 +127,23 @@ def bound(case, dtype):
             top = score.max(1, keepdims=True)
             p = np.exp(score - top)
             relative = eps * ((D + 6) * size + 2 * n + 32)
+            if tiles:
+                flushed = D * tiny * (np.abs(q).max(1) + 2 * np.abs(k).max() + 8) * abs(case.scale)
+                relative = relative + 2 * flushed
             mean = p @ np.abs(k[:, : case.V]) / p.sum(1, keepdims=True)
-            out[b, t] = relative[:, None] * mean + n * tiny * np.abs(k[:, : case.V]).max()
+            largest = np.abs(k[:, : case.V]).max()
+            out[b, t] = relative[:, None] * mean + n * tiny * largest
+            if tiles:
+                out[b, t] += 2.0**-18 * mean + n * tiny * (largest + 6)
             lse[b, t] = relative + eps * (np.abs(top[:, 0]) + np.log(n))
     return out, lse
 
 
-def assert_within_bound(case, dtype=np.float32, **options):
+def assert_within_bound(case, dtype=np.float32, isa=None, **options):
+    case = stored(case, isa or "")
     expected_out, expected_lse = strict64(case)
-    out, lse = fast(case, dtype, **options)
-    allowed_out, allowed_lse = bound(case, dtype)
+    out, lse = fast(case, dtype, isa, **options)
+    allowed_out, allowed_lse = bound(case, dtype, "amx" in (isa or "") and dtype == np.float32)
     for name, got, expected, allowed in [
         ("out", out, expected_out, allowed_out),
         ("lse", lse, expected_lse, allowed_lse),

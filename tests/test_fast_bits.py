@@ -6,11 +6,10 @@ import os
 
 import numpy as np
 import pytest
-from fast_cases import fast, make
+from fast_cases import BUILDS, fast, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mla_oracle.fast import isa as isas
 from mla_oracle.fast import paged, threads
 
 DTYPES = st.sampled_from([np.float32, np.float64])
@@ -22,7 +21,7 @@ def bits(results):
 
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(
-    isa=st.sampled_from(isas.available()),
+    isa=st.sampled_from(BUILDS),
     dtype=DTYPES,
     lens=st.lists(st.integers(0, 3000), min_size=1, max_size=4),
     T=st.integers(1, 3),
@@ -38,7 +37,7 @@ def test_the_same_bits_for_any_number_of_threads(isa, dtype, lens, T, H, block_s
 
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(
-    isa=st.sampled_from(isas.available()),
+    isa=st.sampled_from(BUILDS),
     dtype=DTYPES,
     lens=st.lists(st.integers(0, 2500), min_size=2, max_size=5),
     H=st.sampled_from([3, 16, 70]),
@@ -60,8 +59,9 @@ def test_the_same_bits_alone_and_in_a_batch_wherever_the_pages_lie(isa, dtype, l
         assert bits(fast(alone, dtype, isa=isa)) == bits((out[b], lse[b]))
 
 
+@pytest.mark.parametrize("isa", BUILDS)
 @pytest.mark.parametrize("block_size", [1, 2, 61, 576])
-def test_the_same_bits_for_any_block_size(block_size):
+def test_the_same_bits_for_any_block_size(isa, block_size):
     case = make(1, 2, 20, 24, 17, [1500], 64)
     pages = -(-1500 // block_size)
     cache = np.full((pages * block_size, 24), np.nan, np.float32)
@@ -69,35 +69,37 @@ def test_the_same_bits_for_any_block_size(block_size):
     repaged = case.but(
         kv_cache=cache.reshape(pages, block_size, 24), block_table=np.arange(pages, dtype=np.int32)[None]
     )
-    assert bits(fast(repaged)) == bits(fast(case))
+    assert bits(fast(repaged, isa=isa)) == bits(fast(case, isa=isa))
 
 
-def test_groups_that_share_a_pool_do_not_disturb_each_other():
+@pytest.mark.parametrize("isa", BUILDS[-2:])
+def test_groups_that_share_a_pool_do_not_disturb_each_other(isa):
     # Split and whole requests in turn, so that a pool's next user is not always the one that waits for it.
     case = make(9, 1, 130, 8, 8, [2500, 10, 1100, 3000, 0, 2049, 1500, 1200, 5000], 16)
-    one = bits(fast(case, threads=1))
+    one = bits(fast(case, threads=1, isa=isa))
     for _ in range(60):
-        assert bits(fast(case, threads=3)) == one
+        assert bits(fast(case, threads=3, isa=isa)) == one
 
 
-def _in_child(case, connection):
-    connection.send(bits(fast(case, threads=3)))
+def _in_child(case, isa, connection):
+    connection.send(bits(fast(case, threads=3, isa=isa)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_the_same_bits_before_and_after_a_fork():
+@pytest.mark.parametrize("isa", BUILDS[-2:])
+def test_the_same_bits_before_and_after_a_fork(isa):
     case = make(3, 1, 20, 24, 17, [1500, 2300, 40], 16)
-    before = bits(fast(case, threads=3))
+    before = bits(fast(case, threads=3, isa=isa))
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    child = context.Process(target=_in_child, args=(case, theirs))
+    child = context.Process(target=_in_child, args=(case, isa, theirs))
     child.start()
     assert ours.poll(60), "the child hangs"
     assert ours.recv() == before
     child.join(60)
     assert child.exitcode == 0
-    assert bits(fast(case, threads=3)) == before
+    assert bits(fast(case, threads=3, isa=isa)) == before
 
 
 def test_threads_are_the_argument_or_the_setting_or_the_affinity():

@@ -21,7 +21,7 @@ def test_the_best_is_chosen_unless_one_is_named(monkeypatch):
 
 def test_an_unknown_name_is_an_input_error(monkeypatch):
     monkeypatch.setenv("MLA_ORACLE_ISA", "avx9")
-    with pytest.raises(InputError, match=r"MLA_ORACLE_ISA is 'avx9', expected one of generic, v2, v3, v4"):
+    with pytest.raises(InputError, match=r"MLA_ORACLE_ISA is 'avx9', expected one of generic, v2, v3, v4, amx"):
         isas.chosen()
 
 
@@ -29,6 +29,17 @@ def test_a_missing_instruction_set_is_unsupported_not_a_crash(monkeypatch):
     monkeypatch.setattr(isas, "available", lambda: ("v2",))
     with pytest.raises(UnsupportedError, match=r"isa is 'v4', this machine has v2"):
         isas.chosen("v4")
+
+
+@pytest.mark.skipif("amx" not in isas.available(), reason="no AMX here")
+def test_amx_is_for_paged_decode_of_bf16_caches_in_f32_and_v4_for_the_rest():
+    assert isas.kernels("paged", "f32", "amx", 2).__name__.endswith("_paged_amx_f32")
+    for form, precision, kv_dtype in [
+        ("paged", "f32", 0), ("paged", "f32", 1), ("paged", "f32", 3), ("paged", "f64", 2), ("naive", "f32", None),
+    ]:  # fmt: skip
+        v4 = isas.kernels(form, precision, "v4")
+        assert isas.kernels(form, precision, "amx", kv_dtype) is v4
+    assert isas.kernels("paged", "f32", "v4", 2) is isas.kernels("paged", "f32", "v4")
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True, 5000])

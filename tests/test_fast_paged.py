@@ -4,13 +4,13 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from fast_cases import STORED, assert_within_bound, fast, make, place, strict64
+from fast_cases import BUILDS, STORED, assert_within_bound, fast, make, place, stored, strict64
 
 from mla_oracle.fast import isa as isas
 from mla_oracle.fast import paged
 
 
-@pytest.fixture(params=isas.available())
+@pytest.fixture(params=BUILDS)
 def isa(request):
     return request.param
 
@@ -38,7 +38,7 @@ def test_any_block_size(isa, dtype, block_size):
     assert_within_bound(make(3, 2, 9, 40, 33, [300, 1, 577], block_size), dtype, isa=isa)
 
 
-@pytest.mark.parametrize("edge", [12, 16, 96, 192, 1024, 1056, 2048])
+@pytest.mark.parametrize("edge", [12, 16, 32, 64, 96, 128, 192, 1024, 1056, 2048])
 def test_lengths_around_every_edge(isa, edge):
     assert_within_bound(make(3, 1, 4, 24, 17, [edge - 1, edge, edge + 1], 16), isa=isa)
 
@@ -64,7 +64,7 @@ def test_nothing_to_do_is_done(isa):
 
 
 def test_lse_of_zero_queries_is_log_of_the_count_and_output_the_mean(isa, dtype):
-    case = make(2, 2, 3, 40, 32, [1500, 9], 16, q_size=0)
+    case = stored(make(2, 2, 3, 40, 32, [1500, 9], 16, q_size=0), isa)
     out, lse = fast(case, dtype, isa=isa)
     for b in range(2):
         for t in range(2):
@@ -113,7 +113,29 @@ def test_weights_below_the_normal_range(isa):
     assert (np.abs(out) > 1e-19).all()
 
 
+@pytest.mark.parametrize("build", [build for build in BUILDS if "amx" in build])
+def test_amx_keeps_the_accuracy_of_f32(build):
+    case = stored(make(2, 1, 128, 576, 512, [1024, 700], 64), build)
+    expected, _ = strict64(case)
+    assert np.abs(fast(case, isa=build)[0] - expected).max() <= 4e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("exponent", [-30, -20, 20])
+def test_small_queries_of_large_keys_and_the_reverse(isa, dtype, exponent):
+    case = make(1, 1, 20, 40, 32, [200], 16, q_size=10.0**exponent, kv_size=10.0**-exponent)
+    assert_within_bound(case, dtype, isa=isa)
+
+
 # --- values that are not finite
+
+
+def test_a_query_below_the_normal_range_keeps_a_score_of_minus_infinity(isa, dtype):
+    case = make(1, 1, 20, 40, 32, [200], 16)
+    case.q[..., 3] = 1e-39
+    for position in [0, 5, 96, 150, 198]:
+        place(case, 0, position, np.where(np.arange(40) == 3, -np.inf, 1).astype(np.float32))
+    out, _ = assert_within_bound(case, dtype, isa=isa)
+    assert np.isfinite(out).all()
 
 
 def test_a_score_of_minus_infinity_has_weight_zero_and_its_value_is_not_touched(isa, dtype):
@@ -161,32 +183,39 @@ def test_a_query_with_nan_spoils_its_own_row_alone(isa, dtype):
 # --- what is stored, and how
 
 
-@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16])
-def test_one_key_is_returned_as_it_is_stored(isa, dtype, stored):
-    every = np.arange(65536, dtype=np.uint16).view(stored)
+@pytest.mark.parametrize("number", [np.float16, ml_dtypes.bfloat16])
+def test_one_key_is_returned_as_it_is_stored(isa, dtype, number):
+    every = np.arange(65536, dtype=np.uint16).view(number)
     every = np.resize(every[np.isfinite(every.astype(np.float32))], (128, 512))
     case = make(128, 1, 1, 512, 512, [1] * 128, 1, q_size=0)
-    cache = np.zeros(case.kv_cache.shape, stored)
+    cache = np.zeros(case.kv_cache.shape, number)
     cache[case.block_table[:, 0], 0] = every
-    out, _ = fast(case.but(kv_cache=cache), dtype, isa=isa)
-    assert out[:, 0, 0].tobytes() == (every.astype(dtype) + 0).tobytes()
+    out, _ = fast(case.but(kv_cache=cache), dtype, isa=isa.partition(" ")[0])
+    expected = every.astype(dtype) + 0
+    if "amx" in isa and (dtype, number) == (np.float32, ml_dtypes.bfloat16):
+        expected[np.abs(expected) < np.finfo(np.float32).smallest_normal] = 0
+    assert out[:, 0, 0].tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("cache", [np.float16, ml_dtypes.bfloat16, np.float64])
 @pytest.mark.parametrize("query", [np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("isa", isas.available())
 def test_stored_dtypes_are_widened_exactly(isa, dtype, cache, query):
     case = make(2, 2, 9, 100, 72, [130, 1030], 16)
     narrow = case.but(
         q=case.q.astype(ml_dtypes.bfloat16).astype(query),
         kv_cache=case.kv_cache.astype(ml_dtypes.bfloat16).astype(cache),
     )
-    wide = narrow.but(q=narrow.q.astype(np.float32), kv_cache=narrow.kv_cache.astype(np.float32))
+    wide = narrow.but(q=narrow.q.astype(np.float32))
+    if (isa, dtype, cache) != ("amx", np.float32, ml_dtypes.bfloat16):
+        wide = wide.but(kv_cache=narrow.kv_cache.astype(np.float32))
     for a, b in zip(fast(narrow, dtype, isa=isa), fast(wide, dtype, isa=isa), strict=True):
         assert a.tobytes() == b.tobytes()
 
 
-def test_strided_and_unaligned_views(isa, dtype):
-    case = make(2, 2, 9, 100, 72, [130, 200], 16)
+@pytest.mark.parametrize("D", [96, 100])
+def test_strided_and_unaligned_views(isa, dtype, D):
+    case = stored(make(2, 2, 9, D, 72, [130, 200], 16), isa)
 
     def apart(x):
         """The same numbers as bytes, a gap after every row, starting at an odd byte."""
@@ -199,8 +228,9 @@ def test_strided_and_unaligned_views(isa, dtype):
     table = np.repeat(case.block_table, 3, axis=1)[:, ::3]
     lens = np.repeat(case.seq_lens, 2)[::2]
     q, kv = apart(case.q), apart(case.kv_cache)
-    code = STORED["float32"]
-    paged.decode(q, code, kv, code, table, lens, case.scale, True, 1.0, -np.inf, out, lse, isa=isa)
+    q_code, kv_code = STORED[case.q.dtype.name], STORED[case.kv_cache.dtype.name]
+    name = isa.partition(" ")[0]
+    paged.decode(q, q_code, kv, kv_code, table, lens, case.scale, True, 1.0, -np.inf, out, lse, isa=name)
     expected_out, expected_lse = fast(case, dtype, isa=isa)
     assert out.tobytes() == expected_out.tobytes() and lse.tobytes() == expected_lse.tobytes()
 

@@ -3,6 +3,7 @@
 cdef extern from *:
     """
     #if defined __x86_64__
+    #include <cpuid.h>
     #include <unistd.h>
     #include <sys/syscall.h>
     static int supports(int level)
@@ -18,13 +19,27 @@ cdef extern from *:
         }
         return 0;
     }
+    /* Cpuid leaf 7: amx-bf16 and amx-tile. The kernel saves tiles (state 18) only for who asks, once. */
+    static int grants_tiles(void)
+    {
+        unsigned a, b, c, d;
+        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d >> 22 & 1 && d >> 24 & 1
+               && syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0;
+    }
     #else
     static int supports(int level) { return 0; }
+    static int grants_tiles(void) { return 0; }
     #endif
     """
     int supports(int level)
+    int grants_tiles()
 
 
 def levels():
     """The x86-64 levels (2, 3, 4) that this machine has, lowest first; empty elsewhere."""
     return [level for level in (2, 3, 4) if supports(level)]
+
+
+def amx():
+    """Whether this process may use AMX tiles of bf16 from now on: asks the kernel, for all its threads."""
+    return bool(supports(4) and grants_tiles())

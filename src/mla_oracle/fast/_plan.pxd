@@ -61,6 +61,11 @@ cdef struct Work:
     real* tail                      # [TILE, COLUMNS]
     real* zeros                     # [row]
     real* state                     # m [lanes], l [lanes], o [lanes, V_tiles]
+    # With tiles alone (_amx.pxd, which also says what q, s, packed and tail are there):
+    real* p                         # weights as bf16
+    real* block                     # 64 rows, on cache lines
+    real* picks
+    int terms                       # of the query
 
 
 cdef inline Py_ssize_t round_up(Py_ssize_t n, Py_ssize_t step) noexcept nogil:

@@ -7,6 +7,10 @@
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
+from mla_oracle.fast._amx cimport (
+    attend_tiles, lay_out_tiles, load_query_tiles, prepare_tiles,
+)
+from mla_oracle.fast._amx_tiles cimport HAS_TILES, tiles_off, tiles_on
 from mla_oracle.fast._blocks cimport attend, finish, load_queries
 from mla_oracle.fast._plan cimport MERGED, Group, Job, Work, advance, group_at, lay_out, state_size
 from mla_oracle.fast._tiles cimport TILE, real
@@ -23,6 +27,23 @@ cdef extern from "<stdlib.h>" nogil:
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
+
+cdef inline void load_group(const Job* job, Work* w, const Group* g) noexcept nogil:
+    if HAS_TILES:
+        load_query_tiles(job, w, g)
+    else:
+        load_queries(job, w, g)
+
+
+cdef inline void attend_chunk(
+    const Job* job, Work* w, const Group* g, Py_ssize_t chunk, real* state,
+) noexcept nogil:
+    if HAS_TILES:
+        attend_tiles(job, w, g, chunk, state)
+    else:
+        attend(job, w, g, chunk, state)
+
+
 cdef inline void work_off(
     const Job* job, Work* w, real* pools, Py_ssize_t n_pools, Py_ssize_t pool_size,
 ) noexcept nogil:
@@ -35,11 +56,11 @@ cdef inline void work_off(
         if not advance(job, &g, task):
             return
         if loaded != g.index:
-            load_queries(job, w, &g)
+            load_group(job, w, &g)
             loaded = g.index
         done = job.counters + 1 + g.index
         if g.chunks == 1:
-            attend(job, w, &g, 0, w.state)
+            attend_chunk(job, w, &g, 0, w.state)
             finish(job, &g, w.state)
         else:
             before = g.index - n_pools
@@ -49,7 +70,7 @@ cdef inline void work_off(
                 before -= n_pools
             states = pools + g.index % n_pools * pool_size
             task -= g.first_task
-            attend(job, w, &g, task, states + task * state_size(job, g.lanes))
+            attend_chunk(job, w, &g, task, states + task * state_size(job, g.lanes))
             if fetch_add(done, 1, ACQ_REL) < g.chunks - 1:
                 continue
             finish(job, &g, states)
@@ -61,13 +82,20 @@ cdef inline Py_ssize_t take_part(
 ) noexcept nogil:
     """Work off tasks until none is left. Returns 0, or how many bytes of scratch could not be had."""
     cdef Work w
-    cdef Py_ssize_t size = <Py_ssize_t>lay_out(job, &w, NULL)
+    cdef Py_ssize_t size = <Py_ssize_t>(lay_out_tiles if HAS_TILES else lay_out)(job, &w, NULL)
     cdef char* memory = <char*>aligned_alloc(64, size)
     if memory == NULL:
         return size
-    lay_out(job, &w, memory)
-    memset(w.zeros, 0, job.row * sizeof(real))
-    memset(w.packed, 0, 0 if job.direct else TILE * job.row * sizeof(real))
+    if HAS_TILES:
+        lay_out_tiles(job, &w, memory)
+        prepare_tiles(job, &w)
+        tiles_on()
+    else:
+        lay_out(job, &w, memory)
+        memset(w.zeros, 0, job.row * sizeof(real))
+        memset(w.packed, 0, 0 if job.direct else TILE * job.row * sizeof(real))
     work_off(job, &w, pools, n_pools, pool_size)
+    if HAS_TILES:
+        tiles_off()
     free(memory)
     return 0

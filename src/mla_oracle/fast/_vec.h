@@ -14,7 +14,10 @@ typedef REAL real;
 
 /* Registers: 32 of 64 bytes, 16 of 32, 16 of 16. A score tile is TOKENS x VECS accumulators, a value tile
  * HEADS x VECS; the narrow score tile has one register of heads. */
-#if defined __AVX512F__
+#if defined __AMX_BF16__
+#define VEC_BYTES 64
+enum { WIDE_TOKENS = 8, WIDE_VECS = 2, NARROW_TOKENS = 16, VALUE_HEADS = 4, VALUE_VECS = 4 };
+#elif defined __AVX512F__
 #define VEC_BYTES 64
 enum { WIDE_TOKENS = 6, WIDE_VECS = 4, NARROW_TOKENS = 12, VALUE_HEADS = 8, VALUE_VECS = 2 };
 #elif defined __AVX__
@@ -30,7 +33,11 @@ enum {
     WIDE = LANES * WIDE_VECS,
     COLUMNS = LANES * VALUE_VECS,
     LINE = 64 / sizeof(REAL),
-    TILE = 96,      /* keys of a softmax step: a multiple of every number of TOKENS */
+#if defined __AMX_BF16__
+    TILE = 128,     /* keys of a softmax step: a multiple of every number of TOKENS */
+#else
+    TILE = 96,
+#endif
     PANEL = 4096,   /* numbers of the turned query that a pass over the tile's keys keeps in L1 */
     WIDE_RATE = 3, NARROW_RATE = 6, VALUE_RATE = 1  /* lines to prefetch per LINE of d, and per key: few at a
                                                        time, over scores and values both, so that none waits */

@@ -14,15 +14,20 @@ from types import ModuleType
 from mla_oracle.errors import InputError, UnsupportedError
 
 VARIABLE = "MLA_ORACLE_ISA"
-KNOWN = ("generic", "v2", "v3", "v4")
+KNOWN = ("generic", "v2", "v3", "v4", "amx")
+_BF16 = 2  # reference._common.Stored
 
 
 @lru_cache(maxsize=1)
 def available() -> tuple[str, ...]:
-    """The instruction sets this machine can run, worst first: v2, v3, v4 (x86-64 levels) or generic."""
+    """What this machine can run, worst first: v2, v3, v4 (x86-64 levels) and amx, or generic.
+
+    Asks the kernel to let this process use AMX: everything that loads kernels comes through here.
+    """
     from mla_oracle.fast import _cpu
 
-    return tuple(f"v{level}" for level in _cpu.levels()) or ("generic",)
+    levels = tuple(f"v{level}" for level in _cpu.levels())
+    return (*levels, "amx") if levels and _cpu.amx() else levels or ("generic",)
 
 
 def chosen(isa: str | None = None) -> str:
@@ -45,6 +50,12 @@ def _load(form: str, isa: str, precision: str) -> ModuleType:
     return importlib.import_module(f"mla_oracle.fast._{form}_{isa}_{precision}")
 
 
-def kernels(form: str, precision: str, isa: str | None = None) -> ModuleType:
-    """The compiled kernels of `form` ("paged") for `precision` ("f32", "f64") and `isa` (see `chosen`)."""
-    return _load(form, chosen(isa), precision)
+def kernels(form: str, precision: str, isa: str | None = None, kv_dtype: int | None = None) -> ModuleType:
+    """The compiled kernels of `form` ("paged") for `precision` ("f32", "f64") and `isa` (see `chosen`).
+
+    amx is for paged decode in f32 of a bf16 cache (`kv_dtype` 2, see `reference._common.Stored`); else it is v4.
+    """
+    name = chosen(isa)
+    if name == "amx" and (form, precision, kv_dtype) != ("paged", "f32", _BF16):
+        name = "v4"
+    return _load(form, name, precision)

@@ -19,6 +19,14 @@ from mla_oracle.fast import threads as pool
 Array = NDArray[Any]
 
 
+def _on_cache_lines(n: int, numbers: int, dtype: Any) -> Array:
+    """An empty array [n, numbers] whose first number starts a cache line."""
+    size = n * numbers * np.dtype(dtype).itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(n, numbers)
+
+
 def decode(
     q: Array,
     q_dtype: int,
@@ -54,18 +62,29 @@ def decode(
     D size: the dot products, twice (a weight and the sum of weights); n: the sums over keys; 32 and 6: scale,
     exp (1.01 ULP, where 2 are allowed), rescaling per tile and merging; tiny: weights below it count as 0.
 
-    Each thread takes scratch: turned queries, one tile, one state, together about 128 x (D + V) numbers;
+    On amx (a bf16 cache in f32) a query is the sum of three bf16 terms, exactly, and a weight that of two,
+    each rounded to 8 bits: what is left of it is at most 2^-9 * 2^-9 of it. Its tiles take numbers below the
+    normal range for 0, in and out. So, besides,
+
+        relative += 2 * D * tiny * (max |q| + 2 max |k| + 8) * |scale|
+        out:  + 2^-18 * (sum p |v| / sum p) + n * tiny * (max |v| + 6)
+
+    max |k| times two: of a query the second and third term; 8 and 6: products and sums, of each term; max |v|:
+    the second term of a weight.
+
+    Each thread takes scratch: turned queries, one tile, one state, together about 128 x (D + V) numbers
+    (amx: 128 x (2 D + V));
     and a pool of partial states of at most 2048 x (V + 2) numbers (4 MB in f32 for V = 512) if a request is
     split.
     """
     if out.size == 0:
         return
-    kernels = isas.kernels("paged", "f64" if out.dtype == np.float64 else "f32", isa)
+    kernels = isas.kernels("paged", "f64" if out.dtype == np.float64 else "f32", isa, kv_dtype)
     _, T, H, V = out.shape
     tasks, groups, numbers = kernels.plan(T, H, V, causal, seq_lens)
     used = min(pool.count(threads), max(tasks, 1))
     counters = np.zeros(1 + groups, np.int64)
-    pools = np.empty((min(used + 1, groups) if numbers else 1, max(numbers, 1)), out.dtype)
+    pools = _on_cache_lines(min(used + 1, groups) if numbers else 1, max(numbers, 16), out.dtype)
 
     def work() -> None:
         kernels.decode(

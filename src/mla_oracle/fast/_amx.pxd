@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+# _blocks.pxd for a bf16 cache on AMX: the same state, scores and weights, by products of bf16 tiles.
+#
+#   a. Scores: a tile of 16 cached rows, where they lie, times a tile of 16 query rows: S[key, lane]. A query is
+#      three bf16 terms that add up to it exactly, or as many of them as are not 0.
+#   b. Values: weights as two bf16 terms, turned to [lane, key]; rows interleaved by pairs, 64 columns at a time.
+#   c. All products are exact and added in f32, in an order that lengths and group size alone set. Numbers
+#      below the normal range count as 0.
+#   d. A score that is not finite is computed again, from the query as it is stored.
+from libc.math cimport INFINITY, isfinite
+from libc.string cimport memcpy, memset
+
+from mla_oracle.fast._amx_tiles cimport (
+    BYTES, STEP, Picks, fill, narrow_score_tiles, narrow_value_tiles, pack_values, pick_halves, split_weights, turn,
+    wide_score_tiles, wide_value_tiles,
+)
+from mla_oracle.fast._blocks cimport find_rows, first_rows_of_next, mask
+from mla_oracle.fast._plan cimport GROUP, Group, Job, Work, carve, round_up, state_size, visible
+from mla_oracle.fast._tiles cimport (
+    COLUMNS, LANES, TILE, Ahead, fetch_lines, real, splat, stored_half, vec, veci, weight_of, where_greater,
+    word,
+)
+from mla_oracle.fast._widen cimport widen
+from mla_oracle.reference._common cimport STORED_BF16
+
+cdef enum:
+    TERMS = 3               # of a query
+    FEW = 64                # keys of a softmax step of few lanes; else TILE
+
+
+cdef inline char* lay_out_tiles(const Job* job, Work* w, char* memory) noexcept nogil:
+    # Returns the end of what it carved; from NULL, that is the size.
+    cdef Py_ssize_t lanes = round_up(min(GROUP, job.T * job.H), LANES), D = round_up(job.D, STEP)
+    w.q = carve(&memory, TERMS * lanes * D // 2)
+    w.q_rows = carve(&memory, LANES * D)
+    w.s = carve(&memory, TILE * lanes)
+    w.p = carve(&memory, TILE * lanes)
+    w.rescale = carve(&memory, lanes)
+    w.packed = carve(&memory, 0 if job.D % STEP == 0 else TILE * D // 2)
+    w.block = carve(&memory, 64 * D // 2)
+    w.tail = carve(&memory, TILE * COLUMNS // 2)
+    w.zeros = carve(&memory, D // 2)
+    w.picks = carve(&memory, sizeof(Picks) // sizeof(real))
+    w.state = carve(&memory, state_size(job, lanes))
+    return memory
+
+
+cdef inline void prepare_tiles(const Job* job, Work* w) noexcept nogil:
+    cdef Py_ssize_t D = round_up(job.D, STEP)
+    memset(w.q_rows, 0, LANES * D * sizeof(real))
+    memset(w.packed, 0, 0 if job.D % STEP == 0 else TILE * D * 2)
+    memset(w.block, 0, 64 * D * 2)
+    memset(w.zeros, 0, D * 2)
+    fill(<Picks*>w.picks)
+
+
+# --- queries
+
+
+cdef inline void load_query_tiles(const Job* job, Work* w, const Group* g) noexcept nogil:
+    # w.q: [TERMS] of [lanes / 16, D / 32] tiles of [pair of numbers, lane, 2]; w.terms: how many are not all 0.
+    cdef Picks* picks = <Picks*>w.picks
+    cdef veci tops = (<const veci*>picks.tops)[0], bits
+    cdef Py_ssize_t D = round_up(job.D, STEP), steps = D // STEP, plane = g.lanes * D * 2
+    cdef Py_ssize_t block, step, r
+    cdef int i, t, terms = 1 if job.q_dtype == STORED_BF16 else TERMS
+    cdef vec part[2][16]
+    cdef veci x[16]
+    cdef veci left
+    w.terms = 1
+    for block in range(g.lanes // 16):
+        for i in range(16):
+            r = g.row0 + block * 16 + i
+            if r < g.row0 + g.rows:
+                widen(job.q + g.b * job.q_strides[0] + r // job.H * job.q_strides[1]
+                      + r % job.H * job.q_strides[2], job.q_dtype, w.q_rows + i * D, job.D)
+            else:
+                memset(w.q_rows + i * D, 0, job.D * sizeof(real))
+        for step in range(steps):
+            for i in range(16):
+                part[0][i] = (<vec*>(w.q_rows + i * D + step * STEP))[0]
+                part[1][i] = (<vec*>(w.q_rows + i * D + step * STEP))[1]
+            for t in range(terms):
+                left = <veci>splat(0)
+                for i in range(16):
+                    x[i] = pick_halves(tops, <veci>part[0][i], <veci>part[1][i])
+                    bits = <veci>part[0][i] & <word>-65536
+                    part[0][i] = part[0][i] - <vec>bits
+                    bits = <veci>part[1][i] & <word>-65536
+                    part[1][i] = part[1][i] - <vec>bits
+                    left = left | <veci>part[0][i] | <veci>part[1][i]
+                turn(x, picks)
+                for i in range(16):
+                    (<veci*>(<char*>w.q + t * plane + (block * steps + step) * BYTES))[i] = x[i]
+                if t + 1 < terms and w.terms == t + 1:
+                    for i in range(16):
+                        if (<word*>&left)[i] != 0:
+                            w.terms = t + 2
+
+
+# --- scores
+
+
+cdef inline bint scale_scores(
+    real* s,                        # [n, LANES], in place
+    Py_ssize_t n, real scale,
+    vec* top,                       # OUT their maximum, NaN left out
+) noexcept nogil:
+    """Returns whether a score is not finite."""
+    cdef vec tops[4]
+    cdef vec odds[4]
+    cdef vec x
+    cdef Py_ssize_t k
+    cdef int i
+    cdef bint any_odd = False
+    for i in range(4):
+        tops[i] = splat(-INFINITY)
+        odds[i] = splat(0)
+    for k in range(n // 4):
+        for i in range(4):
+            x = (<vec*>s)[4 * k + i] * scale
+            (<vec*>s)[4 * k + i] = x
+            tops[i] = where_greater(x, tops[i], x, tops[i])
+            odds[i] = odds[i] + x * splat(0)
+    for k in range(n // 4 * 4, n):
+        x = (<vec*>s)[k] * scale
+        (<vec*>s)[k] = x
+        tops[0] = where_greater(x, tops[0], x, tops[0])
+        odds[0] = odds[0] + x * splat(0)
+    for i in range(1, 4):
+        tops[0] = where_greater(tops[i], tops[0], tops[i], tops[0])
+        odds[0] = odds[0] + odds[i]
+    top[0] = tops[0]
+    for i in range(LANES):
+        any_odd |= (<real*>&odds[0])[i] != 0
+    return any_odd
+
+
+cdef inline void weigh(
+    real* s,                        # [n, LANES]: scores in, weights out
+    Py_ssize_t n, vec top,
+    real* m, real* l, real* rescale,    # [LANES]; IN AND OUT, the last OUT
+) noexcept nogil:
+    cdef vec base, fix, x, total = splat(0)
+    cdef Py_ssize_t k
+    top = where_greater((<vec*>m)[0], top, (<vec*>m)[0], top)
+    base = where_greater(top, splat(-INFINITY), top, splat(0))
+    fix = weight_of((<vec*>m)[0] - base)
+    for k in range(n):
+        x = weight_of((<vec*>s)[k] - base)
+        (<vec*>s)[k] = x
+        total = total + x
+    (<vec*>l)[0] = (<vec*>l)[0] * fix + total
+    (<vec*>m)[0] = top
+    (<vec*>rescale)[0] = fix
+
+
+cdef inline void score_again(
+    const Job* job, Work* w, const Group* g, Py_ssize_t lane,
+    const unsigned char** rows,     # [n]
+    Py_ssize_t n,
+    real* s,                        # [n, LANES]: lanes lane, lane + 1, ...; those not finite are replaced
+) noexcept nogil:
+    cdef Py_ssize_t D = round_up(job.D, STEP), i, k, d, r
+    cdef real* q = w.q_rows
+    cdef real* row = q + D
+    cdef real total
+    cdef vec sums
+    cdef bint loaded
+    for i in range(min(LANES, g.rows - lane)):
+        loaded = False
+        for k in range(n):
+            if isfinite(s[k * LANES + i]):
+                continue
+            if not loaded:
+                r = g.row0 + lane + i
+                widen(job.q + g.b * job.q_strides[0] + r // job.H * job.q_strides[1]
+                      + r % job.H * job.q_strides[2], job.q_dtype, q, job.D)
+                loaded = True
+            widen(rows[k], job.kv_dtype, row, job.D)
+            sums = splat(0)
+            for d in range(D // LANES):
+                sums = sums + (<vec*>q)[d] * (<vec*>row)[d]
+            total = 0
+            for d in range(LANES):
+                total += (<real*>&sums)[d]
+            s[k * LANES + i] = total * job.scale
+
+
+# --- values
+
+
+cdef inline void leave_out_rows(
+    const Job* job, const Work* w,
+    const unsigned char** rows,     # [n]; those with a value that is not finite become rows of zeros
+    Py_ssize_t n,
+) noexcept nogil:
+    cdef Py_ssize_t k, d
+    cdef int odd
+    for k in range(n):
+        odd = 0
+        for d in range(job.V):
+            odd |= ((<const stored_half*>rows[k])[d] & 0x7F80) == 0x7F80
+        if odd:
+            rows[k] = <const unsigned char*>w.zeros
+
+
+cdef inline void rescale_rows(
+    real* o, Py_ssize_t lanes, Py_ssize_t width,    # [lanes, width]
+    const real* rescale,                            # [lanes]
+) noexcept nogil:
+    cdef Py_ssize_t i, d
+    for i in range(lanes):
+        if rescale[i] != 1:
+            for d in range(width // LANES):
+                (<vec*>(o + i * width))[d] = (<vec*>(o + i * width))[d] * rescale[i]
+
+
+# --- a chunk
+
+
+cdef inline Py_ssize_t pack_rows(
+    const Job* job, Work* w,
+    const unsigned char** rows,     # [n], IN AND OUT
+    Py_ssize_t n,
+) noexcept nogil:
+    """Copy rows that are no whole number of STEPs, zeros after them. Returns how far apart rows lie then."""
+    cdef Py_ssize_t row = round_up(job.D, STEP) * 2, k
+    if job.D % STEP == 0:
+        return job.kv_strides[1]
+    for k in range(n):
+        memcpy(<char*>w.packed + k * row, rows[k], job.D * 2)
+        rows[k] = <const unsigned char*>w.packed + k * row
+    return row
+
+
+cdef inline const char* block_of(
+    const unsigned char** rows,     # [n]
+    Py_ssize_t n, Py_ssize_t first,
+    Py_ssize_t bytes,               # of a row
+    Py_ssize_t* stride,             # IN how far apart rows of a page lie, OUT those of the block
+    char* copy,
+) noexcept nogil:
+    """The 16 rows from `first` on, or any number past n: in place if they lie one after the other."""
+    cdef bint apart = first + 16 > n
+    cdef Py_ssize_t k, i
+    if not apart:
+        for k in range(first, first + 15):
+            apart |= rows[k + 1] - rows[k] != stride[0]
+    if not apart:
+        return <const char*>rows[first]
+    stride[0] = bytes
+    for k in range(first, min(first + 16, n)):
+        for i in range(bytes // 64):
+            (<veci*>(copy + (k - first) * bytes))[i] = (<const veci*>rows[k])[i]
+    return copy
+
+
+cdef inline void score_tiles(
+    const Job* job, Work* w, const Group* g,
+    const unsigned char** rows,     # [n]
+    Py_ssize_t n, Py_ssize_t stride,
+    Ahead* ahead, Py_ssize_t lines,     # to prefetch meanwhile
+) noexcept nogil:
+    cdef Py_ssize_t steps = round_up(job.D, STEP) // STEP, plane = g.lanes * steps * STEP * 2
+    cdef Py_ssize_t lanes = g.lanes // 16, blocks = (n + 15) // 16, i = 0, j, k, rate
+    cdef Py_ssize_t strides[4]
+    cdef const char* at[4]
+    cdef int most = 4 if lanes == 1 else 2
+    rate = lines // (((blocks + most - 1) // most) * ((lanes + 1) // 2) * steps) + 1
+    while i < blocks:
+        for k in range(most):
+            strides[k] = stride
+            at[k] = block_of(rows, n, min(i + k, blocks - 1) * 16, steps * 64, strides + k,
+                             <char*>w.block + k * 16 * steps * 64)
+        j = 0
+        while j + 1 < lanes:
+            wide_score_tiles(at[0], strides[0], at[1], strides[1],
+                             <char*>w.q + j * steps * BYTES, steps, w.terms, plane,
+                             w.s + (j * TILE + i * 16) * LANES, w.s + (j * TILE + i * 16 + 16) * LANES,
+                             ahead, rate)
+            j += 2
+        if j < lanes:
+            narrow_score_tiles(at, strides, most, <char*>w.q + j * steps * BYTES, steps, w.terms, plane,
+                               w.s + (j * TILE + i * 16) * LANES, ahead, rate)
+        i += most
+
+
+cdef inline void add_value_tiles(
+    const Job* job, Work* w, const Group* g,
+    const unsigned char** rows, Py_ssize_t steps,
+    real* o,                        # [lanes, V_tiles]
+    Ahead* ahead, Py_ssize_t lines,
+) noexcept nogil:
+    cdef Py_ssize_t column = 0, D = round_up(job.D, STEP), j, half, rate
+    rate = lines // (job.V_tiles // COLUMNS * steps * (g.lanes // 32 * 2 + g.lanes // 16 % 2)) + 1
+    cdef char* panel = <char*>w.tail
+    while column < job.V:
+        pack_values(rows, steps, <const unsigned char*>w.zeros, column, D, <Picks*>w.picks, panel)
+        j = 0
+        while j + 1 < g.lanes // 16:
+            for half in range(2):
+                wide_value_tiles(<char*>w.p + j * TILE * 64, panel + 2 * half * steps * BYTES, steps,
+                                 o + j * 16 * job.V_tiles + column + half * 32, job.V_tiles, ahead, rate)
+            j += 2
+        if j < g.lanes // 16:
+            narrow_value_tiles(<char*>w.p + j * TILE * 64, panel, steps,
+                               o + j * 16 * job.V_tiles + column, job.V_tiles, ahead, rate)
+        column += COLUMNS
+
+
+cdef inline void attend_tiles(
+    const Job* job, Work* w, const Group* g, Py_ssize_t chunk,
+    real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, V_tiles]
+) noexcept nogil:
+    cdef real* total = m + g.lanes
+    cdef real* o = m + 2 * g.lanes
+    cdef real* s
+    cdef const unsigned char* found[2][TILE]
+    cdef const unsigned char* rows[TILE]
+    cdef Py_ssize_t sees[GROUP]
+    cdef Py_ssize_t key = chunk * g.chunk, stop = min(key + g.chunk, g.keys)
+    cdef Py_ssize_t most = TILE if g.lanes > 32 else FEW
+    cdef Py_ssize_t least = g.keys, lane, n, n_ahead, k, steps, stride, lines
+    cdef vec top
+    cdef bint odd
+    cdef int now = 0
+    cdef Ahead ahead
+    for lane in range(g.lanes):
+        m[lane] = -INFINITY
+        sees[lane] = visible(job, g.b, g.row0 + lane) if lane < g.rows else g.keys
+        least = min(least, sees[lane])
+    memset(total, 0, (state_size(job, g.lanes) - g.lanes) * sizeof(real))
+
+    if key < stop:
+        find_rows(job, g.b, key, min(most, stop - key), found[0])
+    while key < stop:
+        n = min(most, stop - key)
+        if key + n < stop:
+            n_ahead = min(most, stop - key - n)
+            find_rows(job, g.b, key + n, n_ahead, found[1 - now])
+        else:
+            n_ahead = min(most, first_rows_of_next(job, g, found[1 - now]))
+        ahead.rows, ahead.n, ahead.bytes = found[1 - now], n_ahead, job.D * 2
+        ahead.row = ahead.at = 0
+        lines = n_ahead * ((ahead.bytes + 63) // 64)
+        steps = (n + STEP - 1) // STEP
+        for k in range(n):
+            rows[k] = found[now][k]
+        stride = pack_rows(job, w, rows, n)
+        for k in range(n, steps * STEP):
+            rows[k] = <const unsigned char*>w.zeros
+        score_tiles(job, w, g, rows, n, stride, &ahead, lines * 3 // 10)
+
+        odd = False
+        lane = 0
+        while lane < g.lanes:
+            s = w.s + lane * TILE
+            if scale_scores(s, n, job.scale, &top) or key + n > least:
+                score_again(job, w, g, lane, rows, n, s)
+                mask(s, n, LANES, key, sees + lane)
+                odd |= scale_scores(s, n, 1, &top)
+            weigh(s, n, top, m + lane, total + lane, w.rescale + lane)
+            memset(s + n * LANES, 0, (steps * STEP - n) * LANES * sizeof(real))
+            split_weights(s, steps, <Picks*>w.picks, <char*>w.p + lane * TILE * 4)
+            lane += LANES
+        if odd:
+            leave_out_rows(job, w, rows, n)
+        if key > chunk * g.chunk:
+            rescale_rows(o, g.lanes, job.V_tiles, w.rescale)
+        add_value_tiles(job, w, g, rows, steps, o, &ahead, lines * 7 // 10)
+        key += n
+        now = 1 - now
