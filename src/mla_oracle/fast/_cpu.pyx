@@ -22,9 +22,13 @@ cdef extern from *:
     /* Cpuid leaf 7: amx-bf16 and amx-tile. The kernel saves tiles (state 18) only for who asks, once. */
     static int grants_tiles(void)
     {
+    #ifdef SYS_arch_prctl
         unsigned a, b, c, d;
         return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d >> 22 & 1 && d >> 24 & 1
                && syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0;
+    #else
+        return 0;
+    #endif
     }
     #else
     static int supports(int level) { return 0; }
