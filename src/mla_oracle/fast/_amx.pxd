@@ -289,7 +289,7 @@ cdef inline void score_tiles(
 cdef inline void add_value_tiles(
     const Job* job, Work* w, const Group* g,
     const unsigned char** rows, Py_ssize_t steps,
-    real* o,                        # [lanes, V_tiles]
+    real* o, bint begin,            # [lanes, V_tiles]; as if zeros at first
     Ahead* ahead, Py_ssize_t lines,
 ) noexcept nogil:
     cdef Py_ssize_t column = 0, D = round_up(job.D, STEP), j, half, rate
@@ -301,17 +301,17 @@ cdef inline void add_value_tiles(
         while j + 1 < g.lanes // 16:
             for half in range(2):
                 wide_value_tiles(<char*>w.p + j * TILE * 64, panel + 2 * half * steps * BYTES, steps,
-                                 o + j * 16 * job.V_tiles + column + half * 32, job.V_tiles, ahead, rate)
+                                 o + j * 16 * job.V_tiles + column + half * 32, job.V_tiles, begin, ahead, rate)
             j += 2
         if j < g.lanes // 16:
             narrow_value_tiles(<char*>w.p + j * TILE * 64, panel, steps,
-                               o + j * 16 * job.V_tiles + column, job.V_tiles, ahead, rate)
+                               o + j * 16 * job.V_tiles + column, job.V_tiles, begin, ahead, rate)
         column += COLUMNS
 
 
 cdef inline void attend_tiles(
     const Job* job, Work* w, const Group* g, Py_ssize_t chunk,
-    real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, V_tiles]
+    real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, V_tiles] if there is a key
 ) noexcept nogil:
     cdef real* total = m + g.lanes
     cdef real* o = m + 2 * g.lanes
@@ -323,14 +323,14 @@ cdef inline void attend_tiles(
     cdef Py_ssize_t most = TILE if g.lanes > 32 else FEW
     cdef Py_ssize_t least = g.keys, lane, n, n_ahead, k, steps, stride, lines
     cdef vec top
-    cdef bint odd
+    cdef bint odd, begin
     cdef int now = 0
     cdef Ahead ahead
     for lane in range(g.lanes):
         m[lane] = -INFINITY
         sees[lane] = visible(job, g.b, g.row0 + lane) if lane < g.rows else g.keys
         least = min(least, sees[lane])
-    memset(total, 0, (state_size(job, g.lanes) - g.lanes) * sizeof(real))
+    memset(total, 0, g.lanes * sizeof(real))
 
     if key < stop:
         find_rows(job, g.b, key, min(most, stop - key), found[0])
@@ -366,8 +366,9 @@ cdef inline void attend_tiles(
             lane += LANES
         if odd:
             leave_out_rows(job, w, rows, n)
-        if key > chunk * g.chunk:
+        begin = key == chunk * g.chunk
+        if not begin:
             rescale_rows(o, g.lanes, job.V_tiles, w.rescale)
-        add_value_tiles(job, w, g, rows, steps, o, &ahead, lines * 7 // 10)
+        add_value_tiles(job, w, g, rows, steps, o, begin, &ahead, lines * 7 // 10)
         key += n
         now = 1 - now

@@ -195,13 +195,20 @@ cdef inline void wide_value_tiles(
     const char* panel,              # 32 columns
     Py_ssize_t steps,
     real* o, Py_ssize_t stride,     # [32, 32], rows stride numbers apart
+    bint begin,                     # o is zeros, not what lies there
     Ahead* ahead, Py_ssize_t rate,
 ) noexcept nogil:
     cdef Py_ssize_t step
-    tile_load(0, o, stride * 4)
-    tile_load(1, o + 16, stride * 4)
-    tile_load(2, o + 16 * stride, stride * 4)
-    tile_load(3, o + 16 * stride + 16, stride * 4)
+    if begin:
+        tile_zero(0)
+        tile_zero(1)
+        tile_zero(2)
+        tile_zero(3)
+    else:
+        tile_load(0, o, stride * 4)
+        tile_load(1, o + 16, stride * 4)
+        tile_load(2, o + 16 * stride, stride * 4)
+        tile_load(3, o + 16 * stride + 16, stride * 4)
     for step in range(steps):
         fetch_lines(ahead, rate)
         tile_load(6, panel + step * BYTES, 64)
@@ -229,13 +236,20 @@ cdef inline void narrow_value_tiles(
     const char* panel,              # 64 columns
     Py_ssize_t steps,
     real* o, Py_ssize_t stride,     # [16, 64], rows stride numbers apart
+    bint begin,                     # o is zeros, not what lies there
     Ahead* ahead, Py_ssize_t rate,
 ) noexcept nogil:
     cdef Py_ssize_t step
-    tile_load(0, o, stride * 4)
-    tile_load(1, o + 16, stride * 4)
-    tile_load(2, o + 32, stride * 4)
-    tile_load(3, o + 48, stride * 4)
+    if begin:
+        tile_zero(0)
+        tile_zero(1)
+        tile_zero(2)
+        tile_zero(3)
+    else:
+        tile_load(0, o, stride * 4)
+        tile_load(1, o + 16, stride * 4)
+        tile_load(2, o + 32, stride * 4)
+        tile_load(3, o + 48, stride * 4)
     for step in range(steps):
         fetch_lines(ahead, rate)
         tile_load(4, p + 2 * step * BYTES, 64)
