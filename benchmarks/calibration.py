@@ -6,7 +6,8 @@ and its speed is divided by the mean of theirs. It counts if both were quiet. A 
 heavy vector work and takes milliseconds to raise it again, so quiet is: within a tenth of what this
 contestant's neighbours reach (their 90th percentile), and at least 0.7 of the best any calibration showed,
 which another tenant on the core's other thread does not leave. `rounds` takes turns between contestants; the
-first call of a turn is not timed. One thread is timed by its own CPU clock, several by the wall.
+first call of a turn is not timed. One thread is timed by its own CPU clock, several by the wall, and then a
+repetition in which any thread had to wait for a processor does not count.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ import numpy as np
 from mla_oracle.fast import isa as isas
 
 QUIET, FLOOR = 0.9, 0.7
+WAITED = 0.02  # of the repetition's time, what threads together may have waited for a processor
 TURN = 3  # repetitions in a turn
 STEPS = 100_000  # of 12 registers: about a third of a millisecond
 
@@ -56,6 +59,17 @@ class Peak:
         return Reading(sum(speeds), min(speeds))
 
 
+def waiting() -> float:
+    """Seconds that this process's threads have stood ready without a processor, so far; 0 where unknown."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            total += int(path.read_text().split()[1])
+        except OSError:  # the thread has just ended
+            continue
+    return total / 1e9
+
+
 @dataclass
 class Contestant:
     """One way to compute a problem. `call` computes; `result` hands over what the last call left, in f64."""
@@ -78,10 +92,14 @@ class Samples:
     error: float | None = None  # of the result, relative to the largest element of the truth
     seconds: list[float] = field(default_factory=list)
     neighbours: list[tuple[Reading, Reading]] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)  # seconds in each
 
     def repetitions(self, quiet_only: bool = True) -> list[tuple[float, float]]:
         """(seconds, peak of all threads beside it), one for each repetition."""
         pairs = list(zip(self.seconds, self.neighbours, strict=True))
+        if self.wall and quiet_only:
+            lost = zip(pairs, self.waited, strict=True)
+            pairs = [pair for pair, waited in lost if waited <= WAITED * pair[0]]
         if quiet_only and pairs:
             usual = float(np.percentile([r.slowest for pair in self.neighbours for r in pair], 90))
             least, most = max(QUIET * usual, FLOOR * self.peak.best), usual / QUIET
@@ -148,9 +166,10 @@ def rounds(contestants: Iterable[Contestant], peak: Peak, effort: Effort) -> dic
                 contestant.call()
             before = peak()
             for _ in range(1 if contestant.slow else TURN):
-                start = clock()
+                waited, start = waiting(), clock()
                 contestant.call()
                 samples.seconds.append(clock() - start)
+                samples.waited.append(waiting() - waited)
                 after = peak()
                 peak.best = max(peak.best, after.slowest)
                 samples.neighbours.append((before, after))
