@@ -5,7 +5,6 @@
 address and undefined-behaviour sanitizers: a crash of ours is an exit code no test expects.
 """
 
-import importlib.resources
 import os
 import shutil
 import subprocess
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from fakes import Fake, Run
+
+from mla_oracle.commands import include_dir
 
 CPP = Path(__file__).parent
 WARNINGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror"]
@@ -29,7 +30,7 @@ def compiler() -> str:
 
 @pytest.fixture(scope="session")
 def include() -> Path:
-    return Path(str(importlib.resources.files("mla_oracle") / "include"))
+    return Path(include_dir())
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,8 @@ def _on_cache_lines(n: int, numbers: int, dtype: Any) -> Array:
     size = n * numbers * np.dtype(dtype).itemsize
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(n, numbers)
+    lines: Array = memory[start : start + size].view(dtype).reshape(n, numbers)
+    return lines
 
 
 def decode(
