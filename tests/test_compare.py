@@ -38,7 +38,8 @@ def test_the_truth_passes_and_says_so(case, truth) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_an_honest_kernel_passes(family: str, dtype: str) -> None:
+@pytest.mark.parametrize("sums_rounded_weights", [False, True])
+def test_an_honest_kernel_passes(family: str, dtype: str, sums_rounded_weights: bool) -> None:
     """Two passes in f32, the weights rounded to the cache's dtype, then the output: what tensor cores do."""
     case = generate(f"{ID},inputs={family},dtype={dtype}")
     out = np.zeros((*case.q.shape[:3], 64), np.float32)
@@ -51,9 +52,10 @@ def test_an_honest_kernel_passes(family: str, dtype: str) -> None:
             if seen > 0:
                 s = q[b, t] @ rows[:seen].T * np.float32(0.25)
                 p = np.exp(s - s.max(-1, keepdims=True))
-                lse[b, t] = s.max(-1) + np.log(p.sum(-1))
                 rounded = dtypes.round_to(p, dtype).astype(np.float32)
-                out[b, t] = rounded @ rows[:seen, :64] / p.sum(-1, keepdims=True)
+                total = (rounded if sums_rounded_weights else p).sum(-1)
+                lse[b, t] = s.max(-1) + np.log(total)
+                out[b, t] = rounded @ rows[:seen, :64] / total[:, None]
     v = compare.check(case, {"out": dtypes.round_to(out, dtype), "lse": lse}, expected(case))
     assert v.passed, v.reason
 
@@ -142,15 +144,16 @@ def test_only_the_rules_asked_for_apply(case, truth) -> None:
             compare.check(case, off, truth, tol=bad)
 
 
-def test_the_default_tolerance_is_its_expression(case) -> None:
-    f32 = (4 + 72 + 300) * 2.0**-24
-    assert compare.default_tol(case, "f32", inputs_round=True) == f32
-    assert compare.default_tol(case, "bf16", inputs_round=True) == 4 * 2.0**-8 + (72 + 300) * 2.0**-24
-    half = generate(f"{ID},dtype=f16")
-    assert compare.default_tol(half, "f32", inputs_round=True) == 4 * 2.0**-11 + (72 + 300) * 2.0**-24
-    assert compare.default_tol(half, "f32", inputs_round=False) == f32
-    append = generate("append:rank=8,rope=4")
-    assert compare.default_tol(append, "f32", inputs_round=True) == 0
+def test_the_default_tolerances_are_their_expressions(case) -> None:
+    sums = (72 + 300) * 2.0**-24
+    assert compare.rounding(case, "f32").row == compare.rounding(case, "f32").lse == 4 * 2.0**-24 + sums
+    assert compare.rounding(case, "f32").lse_floor == 5 * 2.0**-24 + sums
+    assert compare.rounding(case, "bf16").row == 4 * 2.0**-8 + sums
+    half = compare.rounding(generate(f"{ID},dtype=f16"), "f32")
+    assert half.row == 4 * 2.0**-11 + sums
+    assert half.lse == 4 * 2.0**-24 + sums
+    assert half.lse_floor == 2.0**-11 + 4 * 2.0**-24 + sums
+    assert compare.rounding(generate("append:rank=8,rope=4"), "f32") == (0, 0, 0)
 
 
 def test_an_append_case_is_judged_by_bytes() -> None:

@@ -7,14 +7,14 @@
     4. |g - w| <= atol + rtol * |w|                element by element
 
 Rules 3 and 4 are those asked for; with no tolerance given both are, derived from the roundings an honest kernel makes
-(`default_tol`), and rule 4 is relative to the element's own row: atol is then tol times the largest |w| of the row.
+(`rounding`), and rule 4 of out is relative to the element's own row: atol is then tol times the largest |w| of the row.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -102,20 +102,42 @@ def check(
     )
 
 
-def default_tol(case: Case, dtype: str, *, inputs_round: bool) -> float:
-    """4 u + (D + n) 2^-24: what two roundings to the coarsest dtype in play and f32 accumulation may cost.
+class Rounding(NamedTuple):
+    """The unit roundoffs of an actual's dtype and of the case's coarsest input, and what f32 accumulation may cost."""
 
-    u is the unit roundoff of the actual's dtype or, where `inputs_round`, of the case's inputs if that is coarser: one
-    rounding of the softmax weights and one of the output, each at most u of the row, doubled because a weight's error
-    is relative to sum p|v| and not to |out|. The LSE sums unrounded weights, so the inputs' dtype does not count.
-    Sums of D products and of n weighted rows in f32 lose at most (D + n) 2^-24.
-    A case that only moves bytes has tolerance 0.
+    actual: float
+    inputs: float
+    accumulation: float
+
+    @property
+    def row(self) -> float:
+        """Of an element of out, relative to its row: 4 u + accumulation, u the coarser of the two dtypes.
+
+        One rounding of the softmax weights and one of the output, each at most u of the row, doubled because a
+        weight's error is relative to sum p|v| and not to |out|.
+        """
+        return 4 * max(self.actual, self.inputs) + self.accumulation
+
+    @property
+    def lse(self) -> float:
+        """Of an LSE, relative to its size: 4 u of its own dtype + accumulation."""
+        return 4 * self.actual + self.accumulation
+
+    @property
+    def lse_floor(self) -> float:
+        """Of an LSE, absolute: as above, and u of the inputs for weights rounded before they are summed."""
+        return self.lse + self.inputs
+
+
+def rounding(case: Case, dtype: str) -> Rounding:
+    """What an honest kernel that returns `dtype` may round on `case`.
+
+    Sums of D products and of n weighted rows in f32 lose at most (D + n) 2^-24. A case that only moves bytes rounds
+    nothing.
     """
     if isinstance(case, AppendCase):
-        return 0.0
-    u = UNIT_ROUNDOFF[dtype]
-    if inputs_round:
-        u = max([u] + [UNIT_ROUNDOFF.get(dtypes.name_of(t.dtype), 0.0) for t in case.tensors().values()])
+        return Rounding(0.0, 0.0, 0.0)
+    inputs = max(UNIT_ROUNDOFF.get(dtypes.name_of(tensor.dtype), 0.0) for tensor in case.tensors().values())
     terms: int
     if isinstance(case, PagedCase):
         terms = case.q.shape[-1] + int(case.seq_lens.max(initial=0))
@@ -123,7 +145,7 @@ def default_tol(case: Case, dtype: str, *, inputs_round: bool) -> float:
         terms = sum(case.w_uk.shape[1:]) + len(case.c_kv)
     else:
         terms = max(tensor.shape[-1] for tensor in case.tensors().values())
-    return 4 * u + terms * 2.0**-24
+    return Rounding(UNIT_ROUNDOFF[dtype], inputs, terms * 2.0**-24)
 
 
 def _form(name: str, actual: Array, truth: Array, case: Case) -> str | None:
@@ -159,9 +181,14 @@ def _measure(
     of_row = False
     floor: Any = atol or 0.0
     if tol is None and atol is None and rtol is None:
+        honest = rounding(case, kind)
         of_row = not name.endswith("lse")
-        tol = rtol = atol = default_tol(case, kind, inputs_round=of_row)
-        floor = tol * size.max(axis=-1, keepdims=True, initial=0) if of_row else tol
+        if of_row:
+            tol = rtol = honest.row
+            floor = honest.row * size.max(axis=-1, keepdims=True, initial=0)
+        else:
+            rtol = honest.lse
+            tol = atol = floor = honest.lse_floor
     whole = math.inf if tol is None else tol * max(size.max(initial=0), 1.0)
     each = np.inf if atol is None and rtol is None else floor + (rtol or 0.0) * size
     over = error - np.minimum(whole, each)
