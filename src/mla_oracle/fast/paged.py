@@ -83,9 +83,9 @@ def decode(
     kernels = isas.kernels("paged", "f64" if out.dtype == np.float64 else "f32", isa, kv_dtype)
     _, T, H, V = out.shape
     tasks, groups, numbers = kernels.plan(T, H, V, causal, seq_lens)
-    used = min(pool.count(threads), max(tasks, 1))
+    used = min(pool.count(threads), tasks) if tasks > 1 else 1
     counters = np.zeros(1 + groups, np.int64)
-    pools = _on_cache_lines(min(used + 1, groups) if numbers else 1, max(numbers, 16), out.dtype)
+    pools = _on_cache_lines(min(used + 1, groups), numbers, out.dtype) if numbers else np.empty((1, 16), out.dtype)
 
     def work() -> None:
         kernels.decode(
@@ -105,7 +105,7 @@ def decode(
         )
 
     pool.run(work, used)
-    empty = lse == -math.inf
     if lse_unit != 1:
         np.multiply(lse, lse_unit, out=lse, dtype=np.float64, casting="same_kind")
-    lse[empty] = empty_lse
+    if empty_lse != -math.inf:
+        lse[lse == -math.inf] = empty_lse
