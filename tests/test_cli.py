@@ -180,3 +180,29 @@ def test_starting_imports_nothing_heavy() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_stderr_that_cannot_be_written_changes_no_exit_code(case_file: Path, result_file: Path) -> None:
+    for args, code in ((f"check {case_file} {result_file}", 0), ("run nowhere", 2)):
+        command = f"'{sys.executable}' -m mla_oracle {args} 2> /dev/full > /dev/null"
+        assert subprocess.run(["sh", "-c", command]).returncode == code
+
+
+@pytest.mark.parametrize("angles", ["recurrence", "power", "closed", "table"])
+def test_an_f32_rope_passes_in_every_angle_mode_and_another_pairing_fails(tmp_path: Path, angles: str) -> None:
+    case_id = f"rope:rope=64,base=8000000,pairing=interleaved,angles={angles}"
+    assert run("run", case_id, "--precision", "f32", "-o", tmp_path / "out")[0] == 0
+    assert run("check", case_id, tmp_path / "out")[0] == 0
+    assert run("check", case_id.replace("interleaved", "neox"), tmp_path / "out")[0] == 1
+
+
+def test_a_long_id_is_an_id_and_a_long_name_is_bad_input() -> None:
+    lens = "+".join(str(100 + i) for i in range(60))
+    assert run("explain", f"paged:heads=1,row=8,value=4,scale=0.5,lens={lens}")[0] == 0
+    assert run("run", "x" * 300)[0] == 2
+
+
+def test_explain_refuses_a_wrong_rank(tmp_path: Path) -> None:
+    case = generate(PAGED)
+    write_case(tmp_path / "flat", type(case)(**{**case.tensors(), **case.conventions(), "q": case.q.reshape(-1)}))
+    assert "q has 1 axes" in run("explain", tmp_path / "flat")[1]["error"]["message"]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -97,6 +98,8 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
         case "serve":
             from .serve import serve
 
+            if sys.stdin is None or sys.stdout is None:
+                raise InputError("stdin or stdout is closed, expected requests on one and answers on the other")
             return serve(sys.stdin.buffer, sys.stdout), ""
         case "selftest":
             from .selftest import selftest
@@ -110,7 +113,8 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
 
 def _say(line: str) -> None:
     if sys.stderr is not None:
-        print(line, file=sys.stderr)
+        with contextlib.suppress(OSError):  # words that cannot be said change no answer
+            print(line, file=sys.stderr, flush=True)
 
 
 def _print_last(code: int, answer: dict[str, Any] | str) -> int:

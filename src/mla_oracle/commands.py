@@ -81,9 +81,10 @@ def check(
 def explain(source: str) -> JSON:
     """What a case is and how it would be computed; nothing is computed."""
     from .exchange import load_case
-    from .oracle import backend_of
+    from .oracle import backend_of, check_shapes
 
     case = load_case(source)
+    check_shapes(case)
     return {
         "case": case.name,
         "kind": case.kind,

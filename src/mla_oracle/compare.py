@@ -20,7 +20,7 @@ import numpy as np
 
 from . import dtypes
 from .arrays import Array, dtype_name
-from .cases import AppendCase, Case, DenseCase, PagedCase
+from .cases import AppendCase, Case, DenseCase, PagedCase, RopeCase
 from .checks import widen
 from .errors import InputError
 from .locate import first_nonfinite_inputs, locate
@@ -145,7 +145,19 @@ def rounding(case: Case, dtype: str) -> Rounding:
         terms = sum(case.w_uk.shape[1:]) + len(case.c_kv)
     else:
         terms = max(tensor.shape[-1] for tensor in case.tensors().values())
+        if isinstance(case, RopeCase):
+            terms += _angle_terms(case)
     return Rounding(UNIT_ROUNDOFF[dtype], inputs, terms * 2.0**-24)
+
+
+def _angle_terms(case: RopeCase) -> int:
+    """Units of 2^-24 that an f32 angle may be off by: pair j is 2 j + 2 roundings of position * base^(-2j/n)."""
+    n = case.rotary_dim or case.x.shape[-1]
+    if case.angles == "table" or n < 2 or not len(case.positions):
+        return 0
+    furthest = float(np.abs(case.positions.astype(np.float64)).max())
+    roundings: float = max((2 * j + 2) * furthest * float(case.base) ** (-2 * j / n) for j in range(n // 2))
+    return math.ceil(roundings)
 
 
 def _form(name: str, actual: Array, truth: Array, case: Case) -> str | None:

@@ -9,6 +9,7 @@ A folder with manifest.json and .npy files is read as well.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .arrays import Array
@@ -23,7 +24,7 @@ RESULT_SCHEMA = "mla-oracle-result/1"
 def load_case(source: str | Path) -> Case:
     """The case in a file or folder, or the one an id stands for."""
     path = Path(source)
-    if ":" in str(source) and not path.exists():
+    if ":" in str(source) and not os.path.exists(path):
         from .inputs import generate
 
         return generate(str(source))
@@ -33,7 +34,7 @@ def load_case(source: str | Path) -> Case:
 def read_case(path: str | Path) -> Case:
     """The case in the file `path`, or in the folder `path` with a manifest. Raises InputError."""
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _case_of_manifest(path)
     tensors, metadata = read_tensors(path)
     _check_schema(path, metadata, CASE_SCHEMA)
@@ -54,7 +55,7 @@ def write_case(path: str | Path, case: Case) -> None:
 def read_result(path: str | Path) -> dict[str, Array]:
     """The tensors of the result file `path`, or of a folder's manifest outputs. Raises InputError."""
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         manifest = read_manifest(path)
         return {name: manifest.tensors[name] for name in manifest.outputs}
     tensors, metadata = read_tensors(path)

@@ -17,6 +17,15 @@ from .geometry import Geometry, Yarn
 from .shards import shard
 from .states import merge_states
 
+DENSE_AXES = {
+    "q_nope": "t_q H P",
+    "q_pe": "t_q H R",
+    "c_kv": "t_kv L",
+    "k_pe": "t_kv R",
+    "w_uk": "H P L",
+    "w_uv": "H V L",
+}
+
 
 def expected(
     case: Case, *, precision: str = "f64", backend: str = "auto", threads: int | None = None
@@ -47,6 +56,20 @@ def expected(
             append_kv(cache, case.c_kv, case.k_pe, case.slot_mapping)
             return {"kv_cache": cache}
     raise TypeError(f"no such case: {case!r}")
+
+
+def check_shapes(case: Case) -> None:
+    """Raise InputError for a tensor of another rank, dtype or size than the case's kind has."""
+    axes = Axes()
+    match case:
+        case DenseCase():
+            for name, letters in DENSE_AXES.items():
+                axes.take(name, getattr(case, name), letters, WIDE_FLOATS)
+        case PagedCase():
+            axes.take("q", case.q, "B H D" if case.q.ndim == 3 else "B T H D", WIDE_FLOATS)
+            axes.take("kv_cache", case.kv_cache, "pages block_size D", WIDE_FLOATS)
+            axes.take("block_table", case.block_table, "B max_blocks", ("i32",))
+            axes.take("seq_lens", case.seq_lens, "B", ("i32",))
 
 
 def backend_of(case: Case, backend: str = "auto") -> str:

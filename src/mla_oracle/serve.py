@@ -11,6 +11,8 @@ An error is an answer; the process goes on.
 from __future__ import annotations
 
 import json
+import math
+import os
 from typing import IO, Any
 
 from . import commands
@@ -32,8 +34,12 @@ def serve(requests: IO[bytes], answers: IO[str]) -> int:
     """Answer every line of `requests`; 0 when they end."""
     for line in requests:
         if line.strip():
-            answers.write(json.dumps(answer(line), allow_nan=False) + "\n")
-            answers.flush()
+            try:
+                answers.write(json.dumps(answer(line), allow_nan=False) + "\n")
+                answers.flush()
+            except OSError as error:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                raise InputError(f"stdout cannot be written: {error.strerror}") from None
     return 0
 
 
@@ -57,12 +63,23 @@ def answer(line: bytes) -> dict[str, Any]:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        request = json.loads(line)
+        request = json.loads(line, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         raise InputError("the request is not JSON, expected one object on one line") from None
     if not isinstance(request, dict):
         raise InputError(f"the request is a JSON {type(request).__name__}, expected an object")
     return request
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 def _perform(request: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +91,8 @@ def _perform(request: dict[str, Any]) -> dict[str, Any]:
         if key not in names.values():
             raise InputError(f"{op} does not take {key}, expected {', '.join(names.values()) or 'nothing'}")
         number = key in ("tol", "atol", "rtol")
+        if number and isinstance(value, int) and abs(value) >= 2**64:
+            raise InputError(f"{key} is an integer of more than 64 bits, expected a number")
         if not isinstance(value, (int, float) if number else str) or isinstance(value, bool):
             raise InputError(f"{key} is {value!r}, expected {'a number' if number else 'a string'}")
     for key in REQUIRED[op]:
