@@ -206,3 +206,12 @@ def test_explain_refuses_a_wrong_rank(tmp_path: Path) -> None:
     case = generate(PAGED)
     write_case(tmp_path / "flat", type(case)(**{**case.tensors(), **case.conventions(), "q": case.q.reshape(-1)}))
     assert "q has 1 axes" in run("explain", tmp_path / "flat")[1]["error"]["message"]
+
+
+def test_the_options_of_run_and_check_arrive(tmp_path: Path, case_file: Path, result_file: Path) -> None:
+    tensors = run("run", case_file, "--precision", "f32")[1]["tensors"]
+    assert tensors["out"]["dtype"] == tensors["lse"]["dtype"] == "f32"
+    tensors = run("run", case_file, "--out-dtype", "bf16")[1]["tensors"]
+    assert (tensors["out"]["dtype"], tensors["lse"]["dtype"]) == ("bf16", "f64")
+    assert run("check", case_file, result_file, "--rtol", "0")[0] == 1
+    assert run("check", case_file, result_file, "--rtol", "1")[0] == 0

@@ -139,6 +139,9 @@ def test_only_the_rules_asked_for_apply(case, truth) -> None:
     assert not compare.check(case, off, truth, atol=0.9e-3).passed
     assert compare.check(case, off, truth, atol=1.1e-3).passed
     assert not compare.check(case, off, truth, rtol=1e-2).passed  # elements near zero
+    assert compare.check(case, {**truth, "out": truth["out"] * 1.01}, truth, rtol=0.02).passed
+    small = {**truth, "out": truth["out"] * 1e-3}
+    assert compare.check(case, {**small, "out": small["out"] + 1e-4}, small, tol=2e-4).passed  # max(max |w|, 1)
     for bad in (-1.0, math.nan, math.inf):
         with pytest.raises(InputError, match="tol is"):
             compare.check(case, off, truth, tol=bad)

@@ -154,3 +154,16 @@ def test_a_folder_of_something_else_is_one_line(tmp_path: Path, manifest: dict, 
 def test_conventions_survive_as_text() -> None:
     case = generate(IDS[2])
     assert math.isnan(case.conventions()["empty_lse"]) and case.conventions()["softmax_scale"] == 0.1
+
+
+def test_the_scale_of_a_dense_case_and_the_yarn_of_a_rope_case_count() -> None:
+    dense = "naive:heads=2,nope=16,rope=8,value=12,rank=32"
+    assert (expected(generate(dense))["out"] != expected(generate(f"{dense},scale=0.9"))["out"]).any()
+    with_yarn = generate("rope:geometry=deepseek-v3,angles=table")
+    plain = type(with_yarn)(**{**with_yarn.tensors(), **with_yarn.conventions(), "yarn": None})
+    assert (expected(with_yarn)["out"] != expected(plain)["out"]).any()
+
+
+def test_the_default_dense_scale_has_mscale_squared() -> None:
+    case = generate("absorbed:geometry=deepseek-v3,heads=2,cached=3")
+    assert case.conventions()["softmax_scale"] == pytest.approx(0.1352337788608801, rel=1e-15)

@@ -71,3 +71,20 @@ def test_it_can_be_switched_off(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-p", "no:mla_oracle")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("mla-oracle:*")
+
+
+def test_a_wrong_lse_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        def test_kernel(mla_case, mla_oracle):
+            out, lse = mla_oracle.expected(mla_case).values()
+            mla_oracle.check(mla_case, out, lse + 0.1)
+    """)
+    pytester.runpytest_subprocess().assert_outcomes(failed=7)
+
+
+def test_the_seed_reaches_the_cases(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        def test_kernel(mla_case):
+            assert "seed=5" in mla_case.id
+    """)
+    pytester.runpytest_subprocess("--mla-seed=5").assert_outcomes(passed=7)
