@@ -215,3 +215,9 @@ def test_the_options_of_run_and_check_arrive(tmp_path: Path, case_file: Path, re
     assert (tensors["out"]["dtype"], tensors["lse"]["dtype"]) == ("bf16", "f64")
     assert run("check", case_file, result_file, "--rtol", "0")[0] == 1
     assert run("check", case_file, result_file, "--rtol", "1")[0] == 0
+
+
+def test_a_case_is_not_replaced_by_its_result_and_no_kind_takes_an_unknown_backend(case_file: Path) -> None:
+    before = case_file.read_bytes()
+    assert run("run", case_file, "-o", case_file)[0] == 2 and case_file.read_bytes() == before
+    assert run("run", "merge:", "--backend", "gpu")[0] == 2

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from typing import Any
 
 from .cases import Case, PagedCase
+from .errors import InputError
 
 JSON = dict[str, Any]
 
@@ -35,6 +37,8 @@ def run(
     from .oracle import backend_of, expected
 
     case = load_case(source)
+    if out is not None and os.path.exists(out) and os.path.exists(source) and os.path.samefile(source, out):
+        raise InputError(f"the result file {out} is the case file, expected another name")
     start = time.perf_counter()
     results = expected(case, precision=precision, backend=backend)
     seconds = time.perf_counter() - start

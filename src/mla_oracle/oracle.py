@@ -35,6 +35,7 @@ def expected(
     A sharded paged case has partial_out [S, ...] and partial_lse [S, ...] too, and out is their merge.
     Raises InputError for a case that is not valid.
     """
+    choose(backend, 0)
     match case:
         case DenseCase():
             return {"out": _dense(case, precision=precision, backend=backend, threads=threads)}
