@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mla_oracle import selftest
+from mla_oracle.cli import main
 from mla_oracle.exchange import read_case, read_result, write_case, write_result
 from mla_oracle.inputs import generate
+from mla_oracle.oracle import expected
 
 PAGED = "paged:heads=4,row=48,value=32,lens=0+1+17+40,block=16,tokens=2,scale=0.25,seed=3"
 COMMAND = [sys.executable, "-m", "mla_oracle"]
@@ -97,7 +101,8 @@ def test_zeros_fail(tmp_path: Path, case_file: Path, result_file: Path) -> None:
         (("run", "missing.safetensors"), "missing.safetensors"),
         (("run", PAGED, "--precision", "f16"), "invalid choice"),
         (("run", PAGED, "--backend", "gpu"), "backend is 'gpu'"),
-        (("run", PAGED, "--out-dtype", "f8"), "f8"),
+        (("run", PAGED, "--out-dtype", "f8"), "out_dtype is 'f8', expected f32"),
+        (("run", PAGED, "--out-dtype", "e4m3"), "out_dtype is 'e4m3', expected f32"),
         (("run", PAGED.replace("scale=0.25,", "")), "neither scale nor geometry"),
         (("run", PAGED.replace("0.25", "nan")), "scale=nan, expected a positive finite number"),
         (("run", "paged:geometry=gpt-2"), "gpt-2"),
@@ -163,6 +168,35 @@ def test_info_and_version() -> None:
     assert done.stdout.strip() == run("info")[1]["include_dir"]
     done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True)
     assert done.stdout.strip() == run("info")[1]["version"]
+
+
+def test_a_selftest_that_finds_a_wrong_bit_says_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    right = selftest.expected
+    monkeypatch.setattr(
+        selftest, "expected", lambda *args, **how: {k: np.nextafter(v, np.inf) for k, v in right(*args, **how).items()}
+    )
+    assert main(["selftest"]) == 70
+    report = json.loads(capsys.readouterr().out)
+    assert not report["passed"] and len(report["failed"]) == report["proofs"] - 2
+
+
+def test_what_was_not_among_the_results_is_said(tmp_path: Path, case_file: Path) -> None:
+    out = {"out": expected(read_case(case_file))["out"]}
+    write_result(tmp_path / "out", out, {})
+    code, verdict, words = run("check", case_file, tmp_path / "out")
+    assert (code, verdict["missing"]) == (0, ["lse"]) and "not judged: lse is not among the results" in words
+
+
+def test_an_interrupt_is_one_line(case_file: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdin.write('{"op": "info"}\n')
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr.read() == "mla-oracle: interrupted\n"
 
 
 def test_the_selftest_passes() -> None:

@@ -64,6 +64,7 @@ def edited(tmp_path: Path, tensors: dict | None = None, **metadata: str | None) 
         ({"kind": "merge"}, "does not belong to a merge case"),
         ({"softmax_scale": None}, "metadata softmax_scale is missing"),
         ({"softmax_scale": "big"}, "metadata softmax_scale is 'big', expected a number"),
+        ({"id": "a\nb"}, "metadata id is"),
         ({"head_dim_v": "-3"}, "metadata head_dim_v is '-3', expected a positive integer"),
         ({"causal": "True"}, "metadata causal is 'True', expected true or false"),
         ({"lse_base": "10"}, "metadata lse_base is '10', expected e or 2"),
@@ -144,11 +145,20 @@ def test_a_recorded_folder_is_a_case_and_a_result(tmp_path: Path) -> None:
         ({"args": {"scale": 0.5, "window_size": 8}}, "metadata window_size does not belong to a paged case"),
         ({"args": {}}, "metadata softmax_scale is missing"),
         ({"args": {"scale": "0.5x"}}, "metadata softmax_scale is '0.5x'"),
+        ({"args": {"scale": 0.5, "softmax_scale": 0.25}}, "both scale and softmax_scale are given, expected one"),
     ],
 )
 def test_a_folder_of_something_else_is_one_line(tmp_path: Path, manifest: dict, said: str) -> None:
     with pytest.raises(InputError, match=said):
         load_case(recorded(tmp_path, **manifest))
+
+
+def test_a_recorded_value_width_is_the_cases_own(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, args={"scale": 0.5, "v_head_dim": 24}, outputs=[])
+    with pytest.raises(InputError, match="tensor out does not belong to a paged case"):
+        load_case(folder)
+    folder = recorded(tmp_path, args={"scale": 0.5, "v_head_dim": 24})
+    assert load_case(folder).conventions()["head_dim_v"] == 24
 
 
 def test_conventions_survive_as_text() -> None:

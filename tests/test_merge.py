@@ -203,8 +203,8 @@ def test_states_of_16_bits_mean_what_they_mean_widened():
 
 # Tokens each of three ranks owns, by hand, of requests of 0, 1, 4 and 7 tokens.
 OWNED = {
-    "contiguous": [[[], [], []], [[0], [], []], [[0, 1], [2, 3], []], [[0, 1, 2], [3, 4, 5], [6]]],
-    "interleaved": [[[], [], []], [[0], [], []], [[0, 3], [1], [2]], [[0, 3, 6], [1, 4], [2, 5]]],
+    "contiguous": [[[], [], []], [[0], [], []], [[0, 1], [2, 3], []], [[0, 1], [2, 3], [4, 5]]],
+    "interleaved": [[[], [], []], [[0], [], []], [[0, 3], [1], [2]], [[0, 3], [1, 4], [2, 5]]],
 }
 
 
@@ -214,13 +214,13 @@ OWNED = {
 def test_each_rank_attends_the_tokens_it_owns(layout, pages, causal):
     """Zero queries: a rank's lse is the log of how many of its tokens the query sees, its out their mean."""
     case = generate(
-        "paged:heads=2,row=6,value=4,lens=0+1+4+7,block=2,tokens=2,scale=1.0,inputs=position,shards=3"
+        "paged:heads=2,row=6,value=4,lens=0+1+4+6,block=2,tokens=2,scale=1.0,inputs=position,shards=3"
         f",shard_layout={layout},pages={pages},causal={causal}"
     )
     results = expected(case)
     assert results["partial_out"].shape == (3, 4, 2, 2, 4) and results["partial_lse"].shape == (3, 4, 2, 2)
     for b, t, s in np.ndindex(4, 2, 3):
-        seen = [j for j in OWNED[layout][b][s] if causal == "false" or j < [0, 1, 4, 7][b] - 1 + t]
+        seen = [j for j in OWNED[layout][b][s] if causal == "false" or j < [0, 1, 4, 6][b] - 1 + t]
         lse, out = results["partial_lse"][s, b, t], results["partial_out"][s, b, t]
         if not seen:
             assert np.all(lse == -INF) and not out.any()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_oracle import InputError, generate
+from mla_oracle.inputs import MAX_BYTES
 from mla_oracle.presets import PRESETS
 from mla_oracle.recipes import (
     DENSE_INPUTS,
@@ -175,7 +176,7 @@ def test_a_bad_id_is_one_line_that_says_what_is_wrong(text, reason):
         ("rope:geometry=glm-5.3-flash", "has no base, expected it or a geometry that has one"),
         (
             "paged:geometry=glm-5.2,lens=2147483647x1000000",
-            "is too large to generate, expected at most 68719476736 bytes",
+            f"is too large to generate, expected at most {MAX_BYTES} bytes",
         ),
         (
             "paged:heads=1,row=2,value=1,scale=1,lens=1,block=2147483647,pages=descending",

@@ -165,6 +165,16 @@ def test_dense_forms_agree_with_exact_arithmetic(precision, R, attend):
 
 
 @pytest.mark.parametrize("attend", [attend_naive, attend_absorbed])
+def test_the_dense_scale_in_f32_is_an_f32_quotient_of_an_f32_root(attend):
+    """At 24 it is not the f32 next to 1 / sqrt(24), as published."""
+    problem = dense(5, P=16, R=8)
+    published = np.float32(1) / np.sqrt(np.float32(24))
+    assert published != np.float32(1 / math.sqrt(24))
+    assert np.array_equal(attend(**problem), attend(**problem, softmax_scale=float(published)))
+    assert not np.array_equal(attend(**problem), attend(**problem, softmax_scale=1 / math.sqrt(24)))
+
+
+@pytest.mark.parametrize("attend", [attend_naive, attend_absorbed])
 def test_the_dense_scale_is_one_over_the_root_of_nope_plus_rope(attend):
     problem = dense(5, P=10, R=6)
     given = attend(**problem, softmax_scale=0.25, precision="f64")

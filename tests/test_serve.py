@@ -2,6 +2,7 @@
 """One process, many questions: every line is answered, errors too, and the process lives on."""
 
 import json
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,19 @@ def test_a_case_is_made_run_and_checked(tmp_path: Path) -> None:
     assert [answer["id"] for answer in answers] == [1, "two", None, 4]
     assert [answer["exit_code"] for answer in answers] == [0, 0, 0, 1]
     assert answers[2]["result"]["verdict"] == "pass" and answers[3]["result"]["verdict"] == "fail"
+
+
+def test_an_answer_comes_before_the_next_question() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mla_oracle", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for number in range(3):
+            process.stdin.write(f'{{"id": {number}, "op": "info"}}\n')
+            process.stdin.flush()
+            assert select.select([process.stdout], [], [], 60)[0]
+            assert json.loads(process.stdout.readline())["id"] == number
+        process.stdin.close()
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize(

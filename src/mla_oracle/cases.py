@@ -219,6 +219,8 @@ def from_parts(tensors: dict[str, Array], metadata: dict[str, str]) -> Case:
         if name not in wanted:
             raise InputError(f"tensor {name} does not belong to a {kind} case, expected {', '.join(sorted(wanted))}")
     values: dict[str, Any] = {**tensors, "id": metadata.get("id")}
+    if not (values["id"] or "").isprintable():
+        raise InputError(f"metadata id is {values['id']!r}, expected printable characters")
     for name, text in metadata.items():
         if name in ("schema", "kind", "id"):
             continue

@@ -65,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_error(error.exit_code, str(error))
     except MemoryError:
         return _print_error(4, "not enough memory for this case")
+    except KeyboardInterrupt:
+        _say("mla-oracle: interrupted")
+        return 130
     except Exception as error:
         import traceback
 
@@ -89,6 +92,8 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
         case "check":
             verdict = commands.check(args.case, args.actual, tol=args.tol, atol=args.atol, rtol=args.rtol)
             _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")
+            for name in verdict["missing"]:
+                _say(f"not judged: {name} is not among the results")
             return int(verdict["verdict"] == "fail"), verdict
         case "explain":
             plan = commands.explain(args.case)

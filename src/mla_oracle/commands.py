@@ -33,9 +33,13 @@ def run(
     out_dtype: str | None = None,
 ) -> JSON:
     """Compute the expected results of a case (file or id), and write them to `out` if given."""
+    from .checks import choice
+    from .dtypes import STORED, round_to
     from .exchange import load_case, write_result
     from .oracle import backend_of, expected
 
+    if out_dtype is not None:
+        choice("out_dtype", out_dtype, STORED)
     case = load_case(source)
     if out is not None and os.path.exists(out) and os.path.exists(source) and os.path.samefile(source, out):
         raise InputError(f"the result file {out} is the case file, expected another name")
@@ -44,8 +48,6 @@ def run(
     seconds = time.perf_counter() - start
     used = backend_of(case, backend)
     if out_dtype is not None:
-        from .dtypes import round_to
-
         results = {name: round_to(r, out_dtype) if name.endswith("out") else r for name, r in results.items()}
     answer = {
         "case": case.name,

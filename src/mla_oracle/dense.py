@@ -4,8 +4,8 @@
     attend_naive     decompress the cache to keys and values, then attend
     attend_absorbed  attend in the latent space; its two ends alone: absorb_query, up_project
 
-Precision "f32" is the documents' arithmetic, bit for bit; "f64" accumulates in double over the inputs as stored and is
-the truth that errors are measured from.
+Backend "strict" in precision "f32" is the documents' arithmetic, bit for bit; "f64" accumulates in double over the
+inputs as stored and is the truth that errors are measured from. "auto" takes the fast tier for large problems.
 """
 
 from __future__ import annotations

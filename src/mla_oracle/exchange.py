@@ -89,6 +89,10 @@ def _case_of_manifest(folder: Path) -> Case:
     """
     manifest = read_manifest(folder)
     kind = MANIFEST_OPS.get(manifest.op, manifest.op)
+    for names, given in ((MANIFEST_TENSORS, manifest.tensors), (MANIFEST_ARGS, manifest.args)):
+        for name, other in names.items():
+            if name in given and other in given:
+                raise InputError(f"{folder}: both {name} and {other} are given, expected one of them")
     conventions = {
         MANIFEST_ARGS.get(name, name): format_convention(value)
         for name, value in manifest.args.items()

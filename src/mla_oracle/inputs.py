@@ -15,6 +15,7 @@ Families of paged inputs, for unit-normal rows k and queries q:
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from .errors import InputError
 from .placement import count_pages, place_pages
 from .recipes import AppendRecipe, DenseRecipe, MergeRecipe, PagedRecipe, Recipe, RopeRecipe, parse_id
 
-MAX_BYTES = 1 << 36
+# Half of this machine's memory: the numbers and their stored dtype.
+MAX_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def generate(recipe: Recipe | str) -> Case:
@@ -68,10 +70,7 @@ def _key(seed: int, name: str) -> int:
 def _empty(*shape: int) -> Array:
     if math.prod(shape) * 4 > MAX_BYTES:
         raise InputError(f"a tensor of {list(shape)} f32 is too large to generate, expected at most {MAX_BYTES} bytes")
-    try:
-        return np.empty(shape, np.float32)
-    except MemoryError:
-        raise InputError(f"a tensor of {list(shape)} f32 does not fit in this machine's memory") from None
+    return np.empty(shape, np.float32)
 
 
 def _dense(recipe: DenseRecipe) -> Case:
