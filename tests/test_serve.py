@@ -2,6 +2,7 @@
 """One process, many questions: every line is answered, errors too, and the process lives on."""
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -35,7 +36,11 @@ def test_a_case_is_made_run_and_checked(tmp_path: Path) -> None:
 
 def test_an_answer_comes_before_the_next_question() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "mla_oracle", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "mla_oracle", "serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     ) as process:
         for number in range(3):
             process.stdin.write(f'{{"id": {number}, "op": "info"}}\n')
