@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU as the Machine that kernels run on.
+
+    device = Device(0, stream=torch.cuda.current_stream())
+    device.launch(device.kernel("paged.cu", "paged_decode_f32"), grid, block, smem, q, cache, np.int32(n), ...)
+
+Everything is queued on one stream of the device's primary context, which torch and cupy share; memory is taken and
+given back in that stream's order. Only `download` waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mla_oracle import dtypes
+from mla_oracle.arrays import Array
+from mla_oracle.errors import InputError, UnsupportedError
+from mla_oracle.gpu import cache, driver, foreign, sources
+from mla_oracle.gpu.arguments import Argument, check_shape, pack, signatures
+from mla_oracle.gpu.foreign import DeviceArray
+from mla_oracle.gpu.machine import Buffer, Dim, Kernel, contiguous, span
+from mla_oracle.gpu.nvrtc import Compiled
+
+FREE_SMEM = 48 * 1024  # dynamic shared memory that needs no asking
+
+
+@dataclass(eq=False)
+class Function:
+    """A kernel loaded into a device's primary context."""
+
+    file: str
+    name: str
+    arch: str
+    handle: Any
+    widths: tuple[int, ...]
+    static_smem: int
+    most_smem: int = FREE_SMEM
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.file} for {self.arch}"
+
+
+class Device:
+    """CUDA device `ordinal`, used on `stream`: a handle, or anything with __cuda_stream__ or cuda_stream.
+
+    Without one it is the legacy default stream. Raises MissingError where there is no such device.
+    """
+
+    def __init__(self, ordinal: int = 0, stream: object = None) -> None:
+        self._primary = _primary(ordinal)
+        self.ordinal = ordinal
+        self.stream = _stream_handle(stream)
+        self.arch = self._primary.arch
+        self._last = ""
+
+    def upload(self, array: Array | Buffer | object) -> DeviceArray:
+        """A copy of a numpy array with its strides; an array on this device is taken as it is.
+
+        The copy is queued: it has left `array` when this returns. Raises InputError for an array on another
+        device, or with strides that are no multiple of its element.
+        """
+        if foreign.is_foreign(array):
+            return self._borrow(foreign.take("array", array, self.stream))
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"cannot upload a {type(array).__name__}, expected a numpy array or one on a CUDA device")
+        dtypes.name_of(array.dtype)
+        foreign.check_strides("array", 0, array.strides, array.dtype.itemsize)
+        low, high = span(array.shape, array.strides, array.dtype.itemsize)
+        buffer = self._allocate(array.shape, array.dtype, array.strides, low, high)
+        if high > low:
+            with self._current() as cuda:
+                self._check(
+                    cuda.cuMemcpyHtoDAsync(buffer.pointer + low, array.ctypes.data + low, high - low, self.stream),
+                    f"copying {high - low} bytes to device {self.ordinal}",
+                )
+        return buffer
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """Contiguous memory that nothing has been written to."""
+        dtype = np.dtype(dtype)
+        return self._allocate(shape, dtype, contiguous(shape, dtype.itemsize), 0, math.prod(shape) * dtype.itemsize)
+
+    def download(self, buffer: Buffer) -> Array:
+        """A copy of `buffer` with its strides, once everything queued before is done."""
+        low, high = span(buffer.shape, buffer.strides, buffer.dtype.itemsize)
+        data = np.empty(high - low, np.uint8)
+        with self._current() as cuda:
+            if high > low:
+                self._check(
+                    cuda.cuMemcpyDtoHAsync(data.ctypes.data, buffer.pointer + low, high - low, self.stream),
+                    f"copying {high - low} bytes from device {self.ordinal}",
+                )
+            self.synchronize()
+        return np.ndarray(buffer.shape, buffer.dtype, data, -low, buffer.strides)
+
+    def kernel(self, file: str, name: str) -> Function:
+        """The kernel `name` of cuda/`file`, compiled for this device once and kept."""
+        kept = self._primary.functions
+        if (file, name) not in kept:
+            compiled = cache.compile(sources.flatten(file), self.arch, name=file)
+            kept[file, name] = self.load(compiled, file, name)
+        return kept[file, name]
+
+    def load(self, compiled: Compiled, file: str, name: str) -> Function:
+        """The kernel `name` of what was compiled from `file`."""
+        widths = signatures(compiled.ptx).get(name)
+        if widths is None:
+            known = ", ".join(signatures(compiled.ptx))
+            raise InputError(f"kernel of {file} is {name!r}, expected {known or 'a file with kernels'}")
+        what = f"{name} of {file} for {self.arch}"
+        made = f"(made by NVRTC {compiled.build}; the driver is for CUDA {driver.version()})"
+        with self._current() as cuda:
+            module = self._check(cuda.cuModuleLoadData(compiled.cubin), f"loading {what} {made}")
+            handle = self._check(cuda.cuModuleGetFunction(module, name.encode()), f"finding {what}")
+            static = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+            smem = self._check(cuda.cuFuncGetAttribute(static, handle), f"asking the shared memory of {what}")
+        return Function(file, name, self.arch, handle, widths, int(smem))
+
+    def launch(self, kernel: Kernel, grid: Dim, block: Dim, smem: int, *args: Argument) -> None:
+        """Queue `kernel`; see `Machine.launch`. Raises InputError, UnsupportedError where the device is too small."""
+        if not isinstance(kernel, Function):
+            raise InputError(f"{kernel.name} is another machine's kernel, expected one of this device's")
+        check_shape(kernel.name, grid, block, smem)
+        data = [ctypes.create_string_buffer(value, len(value)) for value in pack(kernel.name, kernel.widths, args)]
+        pointers = (ctypes.c_void_p * len(data))(*(ctypes.addressof(value) for value in data))
+        where = f"{kernel}, grid {grid}, block {block}, {smem} bytes of dynamic shared memory"
+        with self._current() as cuda:
+            self._allow(cuda, kernel, smem)
+            self._check(
+                cuda.cuLaunchKernel(kernel.handle, *grid, *block, smem, self.stream, ctypes.addressof(pointers), 0),
+                f"launching {where}",
+            )
+        self._last = where
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done. Raises DriverError if a kernel faulted."""
+        with self._current() as cuda:
+            self._check(cuda.cuStreamSynchronize(self.stream), f"waiting for device {self.ordinal}")
+
+    def _allow(self, cuda: Any, kernel: Function, smem: int) -> None:
+        most = self._primary.most_smem - kernel.static_smem
+        if smem > most:
+            raise UnsupportedError(f"{kernel} needs {smem} bytes of dynamic shared memory, the device has {most}")
+        if smem > kernel.most_smem:
+            which = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._check(
+                cuda.cuFuncSetAttribute(kernel.handle, which, most),
+                f"allowing {kernel} {most} bytes of dynamic shared memory",
+            )
+            kernel.most_smem = most
+
+    def _allocate(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...], low: int, high: int
+    ) -> DeviceArray:
+        size = max(high - low, 1)
+        with self._current() as cuda:
+            take = cuda.cuMemAllocAsync(size, self.stream) if self._primary.pools else cuda.cuMemAlloc(size)
+            base = int(self._check(take, f"taking {size} bytes on device {self.ordinal}"))
+        return DeviceArray(
+            base - low, shape, dtype, strides, _Memory(self, base), ordinal=self.ordinal, after=self.stream or 1
+        )
+
+    def _free(self, base: int) -> None:
+        with self._current() as cuda:
+            give = cuda.cuMemFreeAsync(base, self.stream) if self._primary.pools else cuda.cuMemFree(base)
+            self._check(give, f"giving memory back to device {self.ordinal}")
+
+    def _borrow(self, array: DeviceArray) -> DeviceArray:
+        if array.ordinal != self.ordinal:
+            raise InputError(f"array is on CUDA device {array.ordinal}, expected device {self.ordinal}")
+        if array.after is not None and array.after != (self.stream or 1):
+            doing = f"making stream {self.stream:#x} wait for stream {array.after:#x}"
+            with self._current() as cuda:
+                event = self._check(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING), doing)
+                self._check(cuda.cuEventRecord(event, array.after), doing)
+                self._check(cuda.cuStreamWaitEvent(self.stream, event, 0), doing)
+                self._check(cuda.cuEventDestroy(event), doing)
+        return array
+
+    @contextmanager
+    def _current(self) -> Iterator[Any]:
+        """The driver, with this device's context current and the caller's restored afterwards."""
+        cuda = driver.load()
+        self._check(cuda.cuCtxPushCurrent(self._primary.context), f"making device {self.ordinal} current")
+        try:
+            yield cuda
+        except BaseException:
+            cuda.cuCtxPopCurrent()
+            raise
+        self._check(cuda.cuCtxPopCurrent(), f"leaving device {self.ordinal}")
+
+    def _check(self, result: tuple[Any, ...], doing: str) -> Any:
+        try:
+            return driver.check(result, doing)
+        except driver.DriverError as error:
+            self._primary.failed = True
+            raise driver.DriverError(f"{error}{f'; launched last: {self._last}' if self._last else ''}") from None
+
+
+class _Memory:
+    """Device memory that is given back with its last buffer."""
+
+    def __init__(self, device: Device, base: int) -> None:
+        self.device = device
+        self.base = base
+
+    def __del__(self) -> None:
+        failed = self.device._primary.failed
+        try:
+            if not sys.is_finalizing():
+                self.device._free(self.base)
+        except driver.DriverError:
+            if not failed:  # after a fault the driver answers everything with that fault
+                raise
+
+
+@dataclass(eq=False)
+class _Primary:
+    """A device's primary context, and what is loaded into it."""
+
+    context: Any
+    arch: str
+    most_smem: int
+    pools: bool
+    failed: bool = False
+    functions: dict[tuple[str, str], Function] = field(default_factory=dict)
+
+
+_lock = threading.Lock()
+
+
+def _primary(ordinal: int) -> _Primary:
+    with _lock:
+        return _open(ordinal)
+
+
+@lru_cache
+def _open(ordinal: int) -> _Primary:
+    cuda = driver.load()
+    count = driver.check(cuda.cuDeviceGetCount(), "counting devices")
+    if not 0 <= ordinal < count:
+        raise InputError(f"device is {ordinal}, expected 0 to {count - 1}")
+    device = driver.check(cuda.cuDeviceGet(ordinal), f"looking for device {ordinal}")
+    return _Primary(
+        context=driver.check(cuda.cuDevicePrimaryCtxRetain(device), f"opening device {ordinal}"),
+        arch=driver.arch(device),
+        most_smem=driver.attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        pools=bool(driver.attribute(device, "MEMORY_POOLS_SUPPORTED")),
+    )
+
+
+def _stream_handle(stream: object) -> int:
+    if hasattr(stream, "__cuda_stream__"):
+        stream = stream.__cuda_stream__()[1]
+    elif hasattr(stream, "cuda_stream"):
+        stream = stream.cuda_stream
+    if stream is None:
+        return 0
+    if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:
+        raise InputError(f"stream is {stream!r}, expected a handle or an object with __cuda_stream__")
+    return 0 if stream == 1 else stream

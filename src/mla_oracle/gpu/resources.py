@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each kernel takes of each architecture, read from the compiler's own report; no driver and no GPU is needed.
+
+    python -m mla_oracle.gpu.resources > tests/gpu/resources.json
+
+rewrites the committed table, which holds for the one NVRTC it names: another one allots registers differently.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+from mla_oracle.gpu import cache, sources
+from mla_oracle.gpu.arguments import dynamic_smem, signatures
+from mla_oracle.gpu.nvrtc import Compiled
+
+ARCHS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+
+# The shared memory a block can have, in bytes (CUDA C++ Programming Guide, technical specifications), a kilobyte
+# that the system keeps left out.
+MOST_SMEM = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10}
+
+COLUMNS = ("registers", "stack", "spill_stores", "spill_loads", "static_smem", "dynamic_smem")
+
+_FUNCTION = re.compile(
+    r"Function properties for (\w+)\n"
+    r".*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
+    r".*?Used (\d+) registers(.*)"
+)
+
+Row = dict[str, int]
+
+
+def of(compiled: Compiled) -> dict[str, Row]:
+    """The columns of each kernel in `compiled`, in bytes and registers a thread.
+
+    Dynamic shared memory is the most that a launch may ask for, as the kernel declares it (DYNAMIC_SMEM).
+    """
+    declared = dynamic_smem(compiled.ptx)
+    rows = {}
+    for name, stack, stores, loads, registers, rest in _FUNCTION.findall(compiled.log):
+        smem = re.search(r"(\d+) bytes smem", rest)
+        values = (registers, stack, stores, loads, smem[1] if smem else 0, declared.get(name, 0))
+        rows[name] = dict(zip(COLUMNS, map(int, values), strict=True))
+    kernels = signatures(compiled.ptx)
+    if missing := set(kernels) - set(rows):
+        raise ValueError(f"the compiler's log says nothing of {', '.join(sorted(missing))}:\n{compiled.log}")
+    return {name: rows[name] for name in kernels}
+
+
+def table() -> dict[str, Any]:
+    """{"nvrtc": build, "kernels": {file: {kernel: {arch: row}}}} of every kernel and every arch."""
+    kernels: dict[str, dict[str, dict[str, Row]]] = {}
+    build = ""
+    for file in sources.names():
+        for arch in ARCHS:
+            compiled = cache.compile(sources.flatten(file), arch, name=file)
+            build = compiled.build
+            for name, row in of(compiled).items():
+                kernels.setdefault(file, {}).setdefault(name, {})[arch] = row
+    return {"nvrtc": build, "kernels": kernels}
+
+
+def text(table: dict[str, Any]) -> str:
+    """The table as JSON, a line for each kernel and arch, so that a change reads as what it is."""
+    lines = [f'{{"nvrtc": {json.dumps(table["nvrtc"])}, "kernels": {{']
+    files = table["kernels"]
+    for file, kernels in files.items():
+        lines.append(f"{json.dumps(file)}: {{")
+        for name, archs in kernels.items():
+            lines.append(f" {json.dumps(name)}: {{")
+            lines += [f"  {json.dumps(arch)}: {json.dumps(row)}{_comma(arch, archs)}" for arch, row in archs.items()]
+            lines.append(f" }}{_comma(name, kernels)}")
+        lines.append(f"}}{_comma(file, files)}")
+    return "\n".join([*lines, "}}", ""])
+
+
+def _comma(key: str, of: dict[str, Any]) -> str:
+    return "" if key == next(reversed(of)) else ","
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text(table()))
