@@ -16,10 +16,10 @@
     int P, int L,                                                                                                \
     long long q_nope_token, long long q_nope_head, long long w_uk_head, long long w_uk_row
 
-// Fill `q_lat`: a thread per element.
+// Fill `q_lat`: a thread per query, head and element.
 template <typename T>
 __device__ void absorb(ABSORB(T)) {
-    int i = blockIdx.z, h = blockIdx.y, l = blockIdx.x * THREADS + threadIdx.x;
+    int i = blockIdx.x, h = blockIdx.y, l = blockIdx.z * THREADS + threadIdx.x;
     if (l >= L) return;
     q_nope += i * q_nope_token + h * q_nope_head;
     w_uk += h * w_uk_head + l;

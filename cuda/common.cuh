@@ -5,10 +5,10 @@
 // A stored number is widened to float, exactly; no header of CUDA is needed for that.
 #define INF __int_as_float(0x7f800000)
 
-const int WARP = 32;
-const int THREADS = 128;            // of a block
-const int WARPS = THREADS / WARP;
-const int TILE = WARP;              // keys whose weights are formed together, one a lane
+constexpr int WARP = 32;
+constexpr int THREADS = 128;        // of a block
+constexpr int WARPS = THREADS / WARP;
+constexpr int TILE = WARP;          // keys whose weights are formed together, one a lane
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
