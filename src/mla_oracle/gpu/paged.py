@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged decode on a machine: `decode` takes what the strict kernel takes, and fills the same outputs.
+
+A row's keys are cut into splits of `split_keys`, counted from its first key; a block of threads does one split, and
+the splits are combined in ascending order. So the bits of a row depend on its own keys and on `split_keys`, not on the
+batch it stands in, on where its pages lie, or on the machine's size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mla_oracle import dtypes
+from mla_oracle.errors import InputError
+from mla_oracle.gpu.layout import THREADS, few, name_of, narrow, packed, put, strides
+from mla_oracle.gpu.machine import Buffer, Machine
+
+FLOATS = ("f32", "f16", "bf16")
+SPLIT_KEYS = 512
+NO_FAULT = np.uint64(2**64 - 1)
+
+
+def decode(
+    machine: Machine,
+    q: Buffer,
+    kv_cache: Buffer,
+    block_table: Buffer,
+    seq_lens: Buffer,
+    softmax_scale: float,
+    causal: bool,
+    lse_unit: float,
+    empty_lse: float,
+    out: Buffer,
+    lse: Buffer,
+    *,
+    longest: int | None = None,
+    split_keys: int = SPLIT_KEYS,
+) -> None:
+    """Fill `out` [B, T, H, V] and `lse` [B, T, H], times `lse_unit`; both f32 and contiguous.
+
+    q [B, T, H, D] and kv_cache [num_blocks, block_size, D] are f32, f16 or bf16, not necessarily the same;
+    block_table [B, max_blocks] and seq_lens [B] are i32. Any outer strides of whole elements. Query t of T sees the
+    first seq_len - T + t + 1 keys, or all if not causal; other slots are never touched. A score of -inf has weight 0
+    and its value is not touched; a visible NaN or score of +inf makes out and lse NaN; a row without keys, or with
+    scores of -inf alone, is zeros and `empty_lse`.
+
+    `longest`: no length in seq_lens is larger; None is what the block table can hold. Lengths and ids are taken as
+    they are, see `check_ids`.
+
+    For a row with n keys of D numbers and weights p, with size = max over keys of sum_d |q_d| |k_d| * |scale| (which
+    must be finite in f32), eps = 2^-23 and tiny = 2^-126, the result differs from strict f64's over the same stored
+    numbers by at most
+
+        relative = eps * ((D/32 + 12) * size + n + 32)
+        out:  relative * (sum p |v| / sum p) + n * tiny * (1 + max |v|)
+        lse:  (relative + 2 eps (max |score| + 2 log n)) * lse_unit
+
+    D/32 + 12: a lane's products, the sum over the lanes (5), scale, and the subtractions of the maxima (of a tile, of
+    the row, twice each), of the weights and of their sum; n: the sums over keys, a rounding (eps/2) for each key, with
+    a rescaling for each tile of 32 and split; 32: exp (2 ulp), the lanes' sum, the division; tiny: weights and products
+    below it count as 0; the LSE: log (2 ulp), its sum and its unit.
+
+    Scratch: B x T x H x splits x (V + 2) numbers.
+    Raises InputError for arrays that do not fit, UnsupportedError for D above 4096 or too many heads or tokens.
+    """
+    B, T, H, D = q.shape
+    V, (num_blocks, block_size, _) = out.shape[-1], kv_cache.shape
+    max_blocks = block_table.shape[1]
+    if longest is None:
+        longest = max_blocks * block_size
+    splits = max(1, -(-longest // split_keys))
+    narrow(D=D)
+    few(H=H, splits=splits)
+    if kv_cache.shape[2] != D or V > D:
+        raise InputError(f"kv_cache is {list(kv_cache.shape)}, expected rows of q's {D} elements, out's {V} or more")
+    query = dtypes.STORED.index(name_of("q", q, *FLOATS))
+    kv = name_of("kv_cache", kv_cache, *FLOATS)
+    q_strides = strides("q", q, *FLOATS)
+    cache_strides = strides("kv_cache", kv_cache, *FLOATS)
+    table_strides = strides("block_table", block_table, "i32")
+    packed("seq_lens", seq_lens, (B,), "i32")
+    packed("out", out, (B, T, H, V), "f32")
+    packed("lse", lse, (B, T, H), "f32")
+    if 0 in out.shape:
+        return
+
+    partial_out = machine.empty((B * T, H, splits, V), np.float32)
+    partial_max = machine.empty((B * T, H, splits), np.float32)
+    partial_sum = machine.empty((B * T, H, splits), np.float32)
+    machine.launch(
+        machine.kernel("paged.cu", f"paged_decode_{kv}"),
+        (B * T, H, splits),
+        (THREADS, 1, 1),
+        4 * (D + V),
+        q,
+        np.int32(query),
+        kv_cache,
+        block_table,
+        seq_lens,
+        np.float32(softmax_scale),
+        np.int32(causal),
+        partial_out,
+        partial_max,
+        partial_sum,
+        *map(np.int32, (T, D, V, block_size, split_keys)),
+        *q_strides,
+        *cache_strides,
+        *table_strides,
+    )
+    machine.launch(
+        machine.kernel("paged.cu", "paged_combine_f32"),
+        (B * T, H, 1),
+        (THREADS, 1, 1),
+        0,
+        partial_out,
+        partial_max,
+        partial_sum,
+        seq_lens,
+        np.int32(causal),
+        np.float32(lse_unit),
+        np.float32(empty_lse),
+        out,
+        lse,
+        *map(np.int32, (T, V, splits, split_keys)),
+    )
+
+
+def check_ids(
+    machine: Machine, block_table: Buffer, seq_lens: Buffer, num_blocks: int, block_size: int
+) -> tuple[int, int]:
+    """(b, slot): where the first fault is in lengths and ids that are on the machine, as `_pages.scan` says it.
+
+    b is -1 if there is none; slot is -1 if seq_lens[b] is negative or past the table, else the index of an id that no
+    block has. It waits for the machine.
+    """
+    B, max_blocks = block_table.shape
+    (table_request,) = strides("block_table", block_table, "i32")
+    packed("seq_lens", seq_lens, (B,), "i32")
+    if B == 0:
+        return -1, -1
+    fault = put(machine, np.array([NO_FAULT]))
+    machine.launch(
+        machine.kernel("paged.cu", "paged_check_ids"),
+        (-(-B // THREADS), 1, 1),
+        (THREADS, 1, 1),
+        0,
+        block_table,
+        seq_lens,
+        np.int64(num_blocks),
+        fault,
+        *map(np.int32, (B, max_blocks, block_size)),
+        table_request,
+    )
+    found = int(machine.download(fault)[0])
+    if found == NO_FAULT:
+        return -1, -1
+    return found // (max_blocks + 1), found % (max_blocks + 1) - 1
