@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="answer JSON lines on stdin, many cases in one process")
     commands.add_parser("selftest", help="reproduce the published bits")
     info = commands.add_parser("info", help="versions, backends, paths")
+    info.add_argument("--cuda", action="store_true", help="ask the CUDA driver as well")
     info.add_argument("--include-dir", action="store_true", help="print the folder of mla_oracle.hpp, nothing else")
     return top
 
@@ -112,7 +113,7 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
             report = selftest(_say)
             return (0 if report["passed"] else 70), report
         case "info":
-            return 0, commands.include_dir() if args.include_dir else commands.info()
+            return 0, commands.include_dir() if args.include_dir else commands.info(cuda=args.cuda)
     raise InputError("no command given (see mla-oracle --help)")
 
 

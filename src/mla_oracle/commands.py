@@ -102,8 +102,8 @@ def explain(source: str) -> JSON:
     }
 
 
-def info() -> JSON:
-    """The installation: versions, file schemas, where the C++ header is."""
+def info(*, cuda: bool = False) -> JSON:
+    """The installation: versions, file schemas, where the C++ header is; with `cuda`, the driver and its devices."""
     import platform
 
     import ml_dtypes
@@ -114,6 +114,7 @@ def info() -> JSON:
     from .backends import BACKENDS
     from .exchange import CASE_SCHEMA, RESULT_SCHEMA
     from .fast import isa
+    from .gpu import installed
 
     return {
         "version": __version__,
@@ -124,6 +125,7 @@ def info() -> JSON:
         "safetensors": safetensors.__version__,
         "backends": list(BACKENDS[1:]),
         "isa": {"used": isa.chosen(), "available": list(isa.available())},
+        "cuda": installed.packages() | (installed.machine() if cuda else {}),
         "schemas": [CASE_SCHEMA, RESULT_SCHEMA],
         "include_dir": include_dir(),
     }

@@ -28,6 +28,7 @@ from mla_oracle.gpu.nvrtc import Compiled
 VARIABLE = "MLA_ORACLE_CACHE"
 _MAGIC = b"mla-oracle-kernel/1\n"
 _log = logging.getLogger("mla_oracle")
+_said: set[str] = set()  # folders that cannot be written
 
 
 def compile(
@@ -59,7 +60,7 @@ def subfolder(name: str) -> Path:
         if os.access(path, os.W_OK) or any(path.iterdir()):
             return path
     except OSError as error:
-        _say_unwritable(str(folder()), error.strerror or str(error))
+        _say_unwritable(error)
     return Path(_temporary())
 
 
@@ -98,12 +99,14 @@ def _store(path: Path, key: str, compiled: Compiled) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        _say_unwritable(str(path.parent), error.strerror or str(error))
+        _say_unwritable(error)
 
 
-@lru_cache
-def _say_unwritable(where: str, why: str) -> None:
-    _log.warning("mla-oracle: compiled kernels are not kept: %s: %s (set %s)", where, why, VARIABLE)
+def _say_unwritable(error: OSError) -> None:
+    where = str(folder())
+    if where not in _said:
+        _said.add(where)
+        _log.warning("mla-oracle: compiled kernels are not kept: %s: %s (see %s)", where, error.strerror, VARIABLE)
 
 
 @lru_cache(maxsize=1)

@@ -78,12 +78,11 @@ class Device:
         foreign.check_strides("array", 0, array.strides, array.dtype.itemsize)
         low, high = span(array.shape, array.strides, array.dtype.itemsize)
         buffer = self._allocate(array.shape, array.dtype, array.strides, low, high)
-        if high > low:
-            with self._current() as cuda:
-                self._check(
-                    cuda.cuMemcpyHtoDAsync(buffer.pointer + low, array.ctypes.data + low, high - low, self.stream),
-                    f"copying {high - low} bytes to device {self.ordinal}",
-                )
+        size = high - low
+        if size:
+            with self._current():
+                doing = f"copying {size} bytes to device {self.ordinal}"
+                self._call(doing, "cuMemcpyHtoDAsync", buffer.pointer + low, array.ctypes.data + low, size, self.stream)
         return buffer
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
@@ -94,13 +93,12 @@ class Device:
     def download(self, buffer: Buffer) -> Array:
         """A copy of `buffer` with its strides, once everything queued before is done."""
         low, high = span(buffer.shape, buffer.strides, buffer.dtype.itemsize)
-        data = np.empty(high - low, np.uint8)
-        with self._current() as cuda:
-            if high > low:
-                self._check(
-                    cuda.cuMemcpyDtoHAsync(data.ctypes.data, buffer.pointer + low, high - low, self.stream),
-                    f"copying {high - low} bytes from device {self.ordinal}",
-                )
+        size = high - low
+        data = np.empty(size, np.uint8)
+        with self._current():
+            if size:
+                doing = f"copying {size} bytes from device {self.ordinal}"
+                self._call(doing, "cuMemcpyDtoHAsync", data.ctypes.data, buffer.pointer + low, size, self.stream)
             self.synchronize()
         return np.ndarray(buffer.shape, buffer.dtype, data, -low, buffer.strides)
 
@@ -120,11 +118,11 @@ class Device:
             raise InputError(f"kernel of {file} is {name!r}, expected {known or 'a file with kernels'}")
         what = f"{name} of {file} for {self.arch}"
         made = f"(made by NVRTC {compiled.build}; the driver is for CUDA {driver.version()})"
-        with self._current() as cuda:
-            module = self._check(cuda.cuModuleLoadData(compiled.cubin), f"loading {what} {made}")
-            handle = self._check(cuda.cuModuleGetFunction(module, name.encode()), f"finding {what}")
-            static = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-            smem = self._check(cuda.cuFuncGetAttribute(static, handle), f"asking the shared memory of {what}")
+        static = driver.load().CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        with self._current():
+            module = self._call(f"loading {what} {made}", "cuModuleLoadData", compiled.cubin)
+            handle = self._call(f"loading {what}", "cuModuleGetFunction", module, name.encode())
+            smem = self._call(f"asking the shared memory of {what}", "cuFuncGetAttribute", static, handle)
         return Function(file, name, self.arch, handle, widths, int(smem))
 
     def launch(self, kernel: Kernel, grid: Dim, block: Dim, smem: int, *args: Argument) -> None:
@@ -135,74 +133,71 @@ class Device:
         data = [ctypes.create_string_buffer(value, len(value)) for value in pack(kernel.name, kernel.widths, args)]
         pointers = (ctypes.c_void_p * len(data))(*(ctypes.addressof(value) for value in data))
         where = f"{kernel}, grid {grid}, block {block}, {smem} bytes of dynamic shared memory"
-        with self._current() as cuda:
-            self._allow(cuda, kernel, smem)
-            self._check(
-                cuda.cuLaunchKernel(kernel.handle, *grid, *block, smem, self.stream, ctypes.addressof(pointers), 0),
-                f"launching {where}",
-            )
+        with self._current():
+            self._allow(kernel, smem)
+            shape = (*grid, *block, smem, self.stream)
+            self._call(f"launching {where}", "cuLaunchKernel", kernel.handle, *shape, ctypes.addressof(pointers), 0)
         self._last = where
 
     def synchronize(self) -> None:
         """Wait until everything queued is done. Raises DriverError if a kernel faulted."""
-        with self._current() as cuda:
-            self._check(cuda.cuStreamSynchronize(self.stream), f"waiting for device {self.ordinal}")
+        with self._current():
+            self._call(f"waiting for device {self.ordinal}", "cuStreamSynchronize", self.stream)
 
-    def _allow(self, cuda: Any, kernel: Function, smem: int) -> None:
+    def _allow(self, kernel: Function, smem: int) -> None:
         most = self._primary.most_smem - kernel.static_smem
         if smem > most:
             raise UnsupportedError(f"{kernel} needs {smem} bytes of dynamic shared memory, the device has {most}")
         if smem > kernel.most_smem:
-            which = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._check(
-                cuda.cuFuncSetAttribute(kernel.handle, which, most),
-                f"allowing {kernel} {most} bytes of dynamic shared memory",
-            )
+            which = driver.load().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            doing = f"allowing {kernel} {most} bytes of dynamic shared memory"
+            self._call(doing, "cuFuncSetAttribute", kernel.handle, which, most)
             kernel.most_smem = most
 
     def _allocate(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...], low: int, high: int
     ) -> DeviceArray:
         size = max(high - low, 1)
-        with self._current() as cuda:
-            take = cuda.cuMemAllocAsync(size, self.stream) if self._primary.pools else cuda.cuMemAlloc(size)
-            base = int(self._check(take, f"taking {size} bytes on device {self.ordinal}"))
+        name, where = ("cuMemAllocAsync", (self.stream,)) if self._primary.pools else ("cuMemAlloc", ())
+        with self._current():
+            base = int(self._call(f"taking {size} bytes on device {self.ordinal}", name, size, *where))
         return DeviceArray(
             base - low, shape, dtype, strides, _Memory(self, base), ordinal=self.ordinal, after=self.stream or 1
         )
 
     def _free(self, base: int) -> None:
-        with self._current() as cuda:
-            give = cuda.cuMemFreeAsync(base, self.stream) if self._primary.pools else cuda.cuMemFree(base)
-            self._check(give, f"giving memory back to device {self.ordinal}")
+        name, where = ("cuMemFreeAsync", (self.stream,)) if self._primary.pools else ("cuMemFree", ())
+        with self._current():
+            self._call(f"giving memory back to device {self.ordinal}", name, base, *where)
 
     def _borrow(self, array: DeviceArray) -> DeviceArray:
         if array.ordinal != self.ordinal:
             raise InputError(f"array is on CUDA device {array.ordinal}, expected device {self.ordinal}")
         if array.after is not None and array.after != (self.stream or 1):
             doing = f"making stream {self.stream:#x} wait for stream {array.after:#x}"
-            with self._current() as cuda:
-                event = self._check(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING), doing)
-                self._check(cuda.cuEventRecord(event, array.after), doing)
-                self._check(cuda.cuStreamWaitEvent(self.stream, event, 0), doing)
-                self._check(cuda.cuEventDestroy(event), doing)
+            untimed = driver.load().CUevent_flags.CU_EVENT_DISABLE_TIMING
+            with self._current():
+                event = self._call(doing, "cuEventCreate", untimed)
+                self._call(doing, "cuEventRecord", event, array.after)
+                self._call(doing, "cuStreamWaitEvent", self.stream, event, 0)
+                self._call(doing, "cuEventDestroy", event)
         return array
 
     @contextmanager
-    def _current(self) -> Iterator[Any]:
-        """The driver, with this device's context current and the caller's restored afterwards."""
-        cuda = driver.load()
-        self._check(cuda.cuCtxPushCurrent(self._primary.context), f"making device {self.ordinal} current")
+    def _current(self) -> Iterator[None]:
+        """This device's context is current within, the caller's again afterwards."""
+        self._call(f"making device {self.ordinal} current", "cuCtxPushCurrent", self._primary.context)
         try:
-            yield cuda
+            yield
         except BaseException:
-            cuda.cuCtxPopCurrent()
+            driver.load().cuCtxPopCurrent()
             raise
-        self._check(cuda.cuCtxPopCurrent(), f"leaving device {self.ordinal}")
+        self._call(f"leaving device {self.ordinal}", "cuCtxPopCurrent")
 
-    def _check(self, result: tuple[Any, ...], doing: str) -> Any:
+    def _call(self, doing: str, name: str, *args: Any) -> Any:
+        """`driver.call`. A kernel's fault shows in any later call, so that errors name the last launch as well."""
         try:
-            return driver.check(result, doing)
+            return driver.call(doing, name, *args)
         except driver.DriverError as error:
             self._primary.failed = True
             raise driver.DriverError(f"{error}{f'; launched last: {self._last}' if self._last else ''}") from None
@@ -247,13 +242,12 @@ def _primary(ordinal: int) -> _Primary:
 
 @lru_cache
 def _open(ordinal: int) -> _Primary:
-    cuda = driver.load()
-    count = driver.check(cuda.cuDeviceGetCount(), "counting devices")
+    count = driver.count()
     if not 0 <= ordinal < count:
         raise InputError(f"device is {ordinal}, expected 0 to {count - 1}")
-    device = driver.check(cuda.cuDeviceGet(ordinal), f"looking for device {ordinal}")
+    device = driver.call(f"opening device {ordinal}", "cuDeviceGet", ordinal)
     return _Primary(
-        context=driver.check(cuda.cuDevicePrimaryCtxRetain(device), f"opening device {ordinal}"),
+        context=driver.call(f"opening device {ordinal}", "cuDevicePrimaryCtxRetain", device),
         arch=driver.arch(device),
         most_smem=driver.attribute(device, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         pools=bool(driver.attribute(device, "MEMORY_POOLS_SUPPORTED")),

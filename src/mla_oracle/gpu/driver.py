@@ -34,41 +34,51 @@ def load() -> ModuleType:
     return _found
 
 
-def check(result: tuple[Any, ...], doing: str) -> Any:
-    """The value of a driver call; `doing` says in an error what it was for. Raises DriverError or MissingError."""
-    status, *values = result
-    if int(status) == 0:
-        return values[0] if len(values) == 1 else tuple(values)
+def call(doing: str, name: str, *args: Any) -> Any:
+    """The value of the driver function `name`; `doing` says in an error what it was called for.
+
+    Raises DriverError, or MissingError for want of memory or for a driver without that function.
+    """
+    try:
+        status, *values = getattr(load(), name)(*args)
+    except RuntimeError as error:
+        raise MissingError(f"the NVIDIA driver is too old: {_line(error)} while {doing}") from error
+    except ValueError as error:  # a status that these bindings have no name for
+        raise DriverError(f"{name}: {_line(error)} while {doing}") from error
     if status.name == "CUDA_ERROR_OUT_OF_MEMORY":
-        raise MissingError(f"not enough GPU memory: {doing}")
-    raise DriverError(f"{status.name} while {doing}")
+        raise MissingError(f"{name}: {status.name} while {doing}: the GPU's memory is not enough")
+    if int(status):
+        raise DriverError(f"{name}: {status.name} while {doing}")
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def describe() -> dict[str, Any]:
     """The driver's version and the devices, for `mla-oracle info --cuda`. Raises as `load` does."""
-    driver = load()
     devices = []
-    for ordinal in range(check(driver.cuDeviceGetCount(), "counting devices")):
-        device = check(driver.cuDeviceGet(ordinal), f"looking for device {ordinal}")
-        name = check(driver.cuDeviceGetName(128, device), f"asking the name of device {ordinal}")
-        memory = check(driver.cuDeviceTotalMem(device), f"asking the memory of device {ordinal}")
-        devices.append(
-            {"ordinal": ordinal, "name": name.split(b"\0")[0].decode(), "arch": arch(device), "memory": int(memory)}
-        )
+    for ordinal in range(count()):
+        doing = f"describing device {ordinal}"
+        device = call(doing, "cuDeviceGet", ordinal)
+        name = call(doing, "cuDeviceGetName", 128, device).split(b"\0")[0].decode()
+        memory = int(call(doing, "cuDeviceTotalMem", device))
+        devices.append({"ordinal": ordinal, "name": name, "arch": arch(device), "memory": memory})
     return {"driver": version(), "devices": devices}
+
+
+def count() -> int:
+    """How many devices there are."""
+    return int(call("counting devices", "cuDeviceGetCount"))
 
 
 def version() -> str:
     """The CUDA version of the driver: "13.0"."""
-    number = check(load().cuDriverGetVersion(), "asking the driver's version")
+    number = call("asking the driver's version", "cuDriverGetVersion")
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def attribute(device: Any, name: str) -> int:
     """The device attribute CU_DEVICE_ATTRIBUTE_`name`."""
-    driver = load()
-    which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-    return int(check(driver.cuDeviceGetAttribute(which, device), f"asking {name} of device {int(device)}"))
+    which = getattr(load().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(call(f"asking {name} of device {int(device)}", "cuDeviceGetAttribute", which, device))
 
 
 def arch(device: Any) -> str:
@@ -89,14 +99,18 @@ def _probe() -> ModuleType | str:
         return "no NVIDIA driver: libcuda.so.1 was not found"
     try:
         (status,) = driver.cuInit(0)
-        count = 0
+        devices = 0
         if int(status) == 0:
-            status, count = driver.cuDeviceGetCount()
-    except RuntimeError as error:
-        return f"the NVIDIA driver cannot be used: {' '.join(str(error).split())}"
-    if status.name == "CUDA_ERROR_NO_DEVICE" or (int(status) == 0 and count == 0):
+            status, devices = driver.cuDeviceGetCount()
+    except (RuntimeError, ValueError) as error:
+        return f"the NVIDIA driver cannot be used: {_line(error)}"
+    if status.name == "CUDA_ERROR_NO_DEVICE" or (int(status) == 0 and devices == 0):
         return "the NVIDIA driver finds no CUDA device"
     if int(status):
         return f"the NVIDIA driver does not start: {status.name}"
     module: ModuleType = driver
     return module
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

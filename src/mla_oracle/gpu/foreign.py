@@ -159,12 +159,13 @@ def _ordinal(name: str, value: Any) -> int:
 
 
 def _ordinal_of_pointer(name: str, pointer: int) -> int:
-    cuda = driver.load()
-    which = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    status, ordinal = cuda.cuPointerGetAttribute(which, pointer)
-    if status.name == "CUDA_ERROR_INVALID_VALUE":
-        raise InputError(f"{name} is at address {pointer:#x}, which is not CUDA memory")
-    return int(driver.check((status, ordinal), f"asking whose memory {name} is"))
+    which = driver.load().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    try:
+        return int(driver.call(f"asking where {name} is", "cuPointerGetAttribute", which, pointer))
+    except driver.DriverError as error:
+        if "CUDA_ERROR_INVALID_VALUE" not in str(error):
+            raise
+        raise InputError(f"{name} is at address {pointer:#x}, which is not CUDA memory") from None
 
 
 def _dlpack_device(value: Any) -> tuple[int, int]:

@@ -66,8 +66,10 @@ def compile(
         cubin = _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         _call(nvrtc.nvrtcDestroyProgram(program))
-    # NVRTC completes the names in #line by the working directory.
-    return Compiled(ptx.rstrip("\0").replace(f'"{os.getcwd()}/', '"'), cubin, log.rstrip("\0 \n"))
+    # The same source gives the same text: NVRTC completes the names in #line by the working directory, and takes time.
+    ptx = ptx.rstrip("\0").replace(f'"{os.getcwd()}/', '"')
+    log = "".join(line for line in log.rstrip("\0 \n").splitlines(keepends=True) if "Compile time" not in line)
+    return Compiled(ptx, cubin, log)
 
 
 def version() -> tuple[int, int]:
