@@ -8,30 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from scripts import Ran, Script
 
 HERE = Path(__file__).parent
-
-# What a script on the fake driver may ask.
-Script = Callable[..., "Ran"]
-
-
-class Ran:
-    """What a script printed, and what it asked of the driver."""
-
-    def __init__(self, done: subprocess.CompletedProcess[str], log: Path) -> None:
-        self.returncode = done.returncode
-        self.stdout = done.stdout
-        self.stderr = done.stderr
-        self.calls = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-
-    def named(self, name: str) -> list[list[str]]:
-        """The calls of one function, without its name."""
-        return [call[1:] for call in self.calls if call[0] == name]
-
 
 @pytest.fixture(scope="session")
 def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -79,6 +79,5 @@ def test_a_span_holds_every_byte_of_an_array() -> None:
         low, high = span(view.shape, view.strides, 4)
         first, last = np.lib.array_utils.byte_bounds(view) if view.size else (view.ctypes.data, view.ctypes.data)
         assert (view.ctypes.data + low, view.ctypes.data + high) == (first, last)
-    assert contiguous((2, 0, 3), 4) == np.empty((2, 0, 3), np.float32).strides or contiguous((2, 0, 3), 4) == (12, 12, 4)
     assert contiguous((2, 5, 3), 4) == (60, 12, 4)
     assert contiguous((), 4) == ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of CUDA is there, for `mla-oracle info`: `packages` only looks at what is installed, `machine` asks the driver."""
+"""What of CUDA is there, for `mla-oracle info`: `packages` looks at what is installed, `machine` asks the driver."""
 
 from __future__ import annotations
 

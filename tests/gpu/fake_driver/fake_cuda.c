@@ -4,6 +4,7 @@
 //   FAKE_CUDA_LOG      file to which every call appends one line, "cuLaunchKernel 3 ...", its arguments in hex
 //   FAKE_CUDA_FAIL     "cuLaunchKernel=700,cuMemAllocAsync=2": what these return from now on; "cuInit=100@2": the second time
 //   FAKE_CUDA_PARAMS   "8,8,4": the bytes of a kernel's parameters, which the log of a launch then shows
+//   FAKE_CUDA_LACKS    a function that this driver does not have
 //   FAKE_CUDA_DEVICES, FAKE_CUDA_ARCH, FAKE_CUDA_SMEM, FAKE_CUDA_POOLS    what the devices say they are
 //
 // Device pointers are the host's own, so that a copy can be checked; device 1 owns what lies in its context.
@@ -249,7 +250,8 @@ Status cuGetProcAddress_v2(const char *symbol, void **function, int version, uin
     (void)version, (void)flags;
     *function = NULL;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if (!strcmp(table[i].name, symbol)) *function = table[i].function;
+        if (!strcmp(table[i].name, symbol) && strcmp(getenv("FAKE_CUDA_LACKS") ? getenv("FAKE_CUDA_LACKS") : "", symbol))
+            *function = table[i].function;
     if (!strcmp(symbol, "cuGetProcAddress")) *function = (void *)cuGetProcAddress_v2;
     if (found) *found = *function ? 0 : 1;
     return *function ? OK : NOT_FOUND;
