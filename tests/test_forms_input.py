@@ -124,7 +124,7 @@ NUMBERS = [
     ("precision", "f16", "precision is 'f16', expected f32 or f64"),
     ("precision", np.float32, "precision is a type, expected f32 or f64"),
     ("precision", np.array(["f32", "f64"]), "precision is a ndarray, expected f32 or f64"),
-    ("backend", "gpu", "backend is 'gpu', expected auto or strict or fast"),
+    ("backend", "gpu", "backend is 'gpu', expected auto or strict or fast or cuda or ptx"),
     ("threads", 0, "threads is 0, expected 1 to 1024, or None"),
     ("threads", 2.0, "threads is 2.0, expected 1 to 1024, or None"),
     ("lse_base", "10", "lse_base is '10', expected e or 2"),

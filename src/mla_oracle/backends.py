@@ -1,22 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who computes: "strict", "fast", or "auto", which takes fast where the case is large."""
+"""Who computes: "strict"; "fast"; "cuda", a GPU; "ptx", the GPU's kernels interpreted; or "auto".
+
+auto takes strict where the case is small and fast where it is large, never cuda or ptx: whoever wants another machine's
+answer, or waits for an interpreter, says so.
+"""
 
 from __future__ import annotations
 
-from .checks import choice
-from .errors import InputError
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-BACKENDS = ("auto", "strict", "fast")
+from .checks import choice
+from .errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from .gpu.machine import Machine
+
+BACKENDS = ("auto", "strict", "fast", "cuda", "ptx")
+KERNELS = ("cuda", "ptx")
 
 # Multiply-adds from which auto takes fast: a second or two of the strict loops.
 LARGE = 1 << 30
 
 
 def choose(backend: str, multiply_adds: int, isa: str | None = None) -> str:
-    """"strict" or "fast" for a case of this size; an `isa` means fast. Raises InputError."""
+    """The backend for a case of this size; an `isa` means fast. Raises InputError."""
     choice("backend", backend, BACKENDS)
-    if backend == "strict" and isa is not None:
-        raise InputError(f"isa is {isa!r}, expected None with backend 'strict'")
+    if backend not in ("auto", "fast") and isa is not None:
+        raise InputError(f"isa is {isa!r}, expected None with backend {backend!r}")
     if backend == "auto":
         return "fast" if isa is not None or multiply_adds >= LARGE else "strict"
     return backend
+
+
+def choose_kernels(backend: str) -> str | None:
+    """"cuda" or "ptx", or None for the loops of a form that has one tier alone. Raises InputError."""
+    choice("backend", backend, tuple(name for name in BACKENDS if name != "fast"))
+    return backend if backend in KERNELS else None
+
+
+def machine(backend: str, precision: str = "f32", threads: int | None = None) -> Machine:
+    """What the kernels of `backend` run on: the first GPU, or the interpreter with `threads` threads.
+
+    Raises UnsupportedError for precision "f64", MissingError where a package, a driver or a device is missing.
+    """
+    if precision != "f32":
+        raise UnsupportedError(f"precision is {precision!r}, backend {backend!r} computes in f32")
+    return _machine(backend, threads if backend == "ptx" else None)
+
+
+@lru_cache(maxsize=4)
+def _machine(backend: str, threads: int | None) -> Machine:
+    if backend == "cuda":
+        from .gpu.device import Device
+
+        return Device()
+    from .ptx import Interpreter
+
+    return Interpreter(threads=threads)

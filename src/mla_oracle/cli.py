@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("case", help="a case file, a folder with manifest.json, or an id")
     run.add_argument("-o", "--out", metavar="FILE", help="the result file to write")
     run.add_argument("--precision", default="f64", choices=("f32", "f64"), help="default: f64, the truth")
-    run.add_argument("--backend", default="auto", help="auto, strict or fast")
+    run.add_argument("--backend", default="auto", help="auto, strict, fast, cuda or ptx")
     run.add_argument("--out-dtype", metavar="DTYPE", help="round out to f32, f16 or bf16")
 
     check = commands.add_parser("check", help="compare actual results with the f64 truth")

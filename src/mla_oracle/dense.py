@@ -10,12 +10,12 @@ inputs as stored and is the truth that errors are measured from. "auto" takes th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, Axes
-from .backends import choose
+from .arrays import Array, Axes, dtype_name
+from .backends import KERNELS, choose, choose_kernels, machine
 from .checks import number_type, positive_scale, thread_count, widen
 from .errors import InputError
 from .geometry import Geometry, show
@@ -48,14 +48,22 @@ def attend_naive(
     """
     problem = _check(geometry, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, softmax_scale, precision)
     threads = thread_count(threads)
-    if choose(backend, multiply_adds("naive", geometry, *problem.lengths), isa) == "fast":
+    used = choose(backend, multiply_adds("naive", geometry, *problem.lengths), isa)
+    if used in KERNELS:
+        from .gpu import forms
+
+        arrays = problem.widened()
+        forms.fill(
+            forms.attend_naive, machine(used, precision, threads), *arrays, problem.scale, outputs=(problem.out,)
+        )
+    elif used == "fast":
         from .fast import naive
 
-        naive.attend(*problem.arrays, problem.scale, problem.out, threads, isa)
+        naive.attend(*problem.widened(), problem.scale, problem.out, threads, isa)
     else:
         from .reference import _naive
 
-        _naive.attend(*problem.arrays, problem.scale, problem.out)
+        _naive.attend(*problem.widened(), problem.scale, problem.out)
     return problem.out
 
 
@@ -77,14 +85,22 @@ def attend_absorbed(
     """The function of `attend_naive`, computed in the latent space: same arguments, same result up to rounding."""
     problem = _check(geometry, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, softmax_scale, precision)
     threads = thread_count(threads)
-    if choose(backend, multiply_adds("absorbed", geometry, *problem.lengths), isa) == "fast":
+    used = choose(backend, multiply_adds("absorbed", geometry, *problem.lengths), isa)
+    if used in KERNELS:
+        from .gpu import forms
+
+        arrays = stored_alike(problem.arrays)
+        forms.fill(
+            forms.attend_absorbed, machine(used, precision, threads), *arrays, problem.scale, outputs=(problem.out,)
+        )
+    elif used == "fast":
         from .fast import absorbed
 
-        absorbed.attend(*problem.arrays, problem.scale, problem.out, threads, isa)
+        absorbed.attend(*problem.widened(), problem.scale, problem.out, threads, isa)
     else:
         from .reference import _absorbed
 
-        _absorbed.attend(*problem.arrays, problem.scale, problem.out)
+        _absorbed.attend(*problem.widened(), problem.scale, problem.out)
     return problem.out
 
 
@@ -97,12 +113,22 @@ def multiply_adds(form: str, geometry: Geometry, t_q: int, t_kv: int) -> int:
 
 
 class Problem(NamedTuple):
-    """A checked problem in the number type of its precision."""
+    """A checked problem; `out` has the number type of its precision."""
 
-    arrays: tuple[Array, Array, Array, Array, Array, Array]  # q_nope, q_pe, c_kv, k_pe, w_uk, w_uv
+    arrays: tuple[Array, ...]  # q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, as stored
     scale: float
     out: Array  # [t_q, H, V], to be filled
     lengths: tuple[int, int]  # t_q, t_kv
+
+    def widened(self) -> Any:
+        return tuple(widen(array, self.out.dtype) for array in self.arrays)
+
+
+def stored_alike(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+    """`arrays` as the absorbed kernels take them: bf16 where all are, else f32."""
+    if all(dtype_name("", array) == "bf16" for array in arrays):
+        return arrays
+    return tuple(widen(array, np.float32) for array in arrays)
 
 
 def _check(
@@ -143,31 +169,45 @@ def _check(
     else:
         scale = positive_scale(softmax_scale, precision)
     out = np.empty((axes["t_q"], axes["H"], axes["V"]), real)
-    a, b, c, d, e, f = (widen(array, real) for array in arrays)
-    return Problem((a, b, c, d, e, f), float(scale), out, (axes["t_q"], axes["t_kv"]))
+    return Problem(arrays, float(scale), out, (axes["t_q"], axes["t_kv"]))
 
 
-def absorb_query(q_nope: object, w_uk: object, *, precision: str = "f32") -> Array:
-    """q_lat[t, h] = w_uk[h]^T q_nope[t, h]: q_nope [T, H, P], w_uk [H, P, L] -> [T, H, L]."""
-    from .reference import _absorbed
+def absorb_query(q_nope: object, w_uk: object, *, precision: str = "f32", backend: str = "auto") -> Array:
+    """q_lat[t, h] = w_uk[h]^T q_nope[t, h]: q_nope [T, H, P], w_uk [H, P, L] -> [T, H, L].
 
+    `backend` is auto or strict, or cuda or ptx as in `decode_paged`.
+    """
     real, allowed = number_type(precision)
     axes = Axes()
     q_nope = axes.take("q_nope", q_nope, "T H P", allowed)
     w_uk = axes.take("w_uk", w_uk, "H P L", allowed)
     q_lat = np.empty((axes["T"], axes["H"], axes["L"]), real)
-    _absorbed.absorb_query(widen(q_nope, real), widen(w_uk, real), q_lat)
+    if kernels := choose_kernels(backend):
+        from .gpu import forms
+
+        arrays = stored_alike((q_nope, w_uk))
+        forms.fill(forms.absorb_query, machine(kernels, precision), *arrays, outputs=(q_lat,))
+    else:
+        from .reference import _absorbed
+
+        _absorbed.absorb_query(widen(q_nope, real), widen(w_uk, real), q_lat)
     return q_lat
 
 
-def up_project(o_lat: object, w_uv: object, *, precision: str = "f32") -> Array:
-    """out[t, h] = w_uv[h] o_lat[t, h]: o_lat [T, H, L], w_uv [H, V, L] -> [T, H, V]."""
-    from .reference import _absorbed
-
+def up_project(o_lat: object, w_uv: object, *, precision: str = "f32", backend: str = "auto") -> Array:
+    """out[t, h] = w_uv[h] o_lat[t, h]: o_lat [T, H, L], w_uv [H, V, L] -> [T, H, V]; `backend` as in `absorb_query`."""
     real, allowed = number_type(precision)
     axes = Axes()
     o_lat = axes.take("o_lat", o_lat, "T H L", allowed)
     w_uv = axes.take("w_uv", w_uv, "H V L", allowed)
     out = np.empty((axes["T"], axes["H"], axes["V"]), real)
-    _absorbed.up_project(widen(o_lat, real), widen(w_uv, real), out)
+    if kernels := choose_kernels(backend):
+        from .gpu import forms
+
+        o_lat = np.ascontiguousarray(widen(o_lat, real))
+        forms.fill(forms.up_project, machine(kernels, precision), o_lat, *stored_alike((w_uv,)), outputs=(out,))
+    else:
+        from .reference import _absorbed
+
+        _absorbed.up_project(widen(o_lat, real), widen(w_uv, real), out)
     return out

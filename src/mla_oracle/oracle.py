@@ -10,7 +10,7 @@ import numpy as np
 from . import dense, paged, placement
 from .append import append_kv
 from .arrays import Array, Axes
-from .backends import choose
+from .backends import KERNELS, choose
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from .checks import WIDE_FLOATS
 from .geometry import Geometry, Yarn
@@ -33,9 +33,10 @@ def expected(
     """The results of `case` by name: out, and lse where the form has one; the written kv_cache of an append case.
 
     A sharded paged case has partial_out [S, ...] and partial_lse [S, ...] too, and out is their merge.
-    Raises InputError for a case that is not valid.
+    Raises InputError for a case that is not valid; cuda and ptx, UnsupportedError and MissingError too.
     """
     choose(backend, 0)
+    single = backend if backend in KERNELS else "strict"
     match case:
         case DenseCase():
             return {"out": _dense(case, precision=precision, backend=backend, threads=threads)}
@@ -48,13 +49,14 @@ def expected(
                 precision=precision,
                 lse_base=case.lse_base,
                 empty_lse=case.empty_lse,
+                backend=single,
             )
             return merged._asdict()
         case RopeCase():
-            return {"out": _rope(case, precision)}
+            return {"out": _rope(case, precision, single)}
         case AppendCase():
             cache = case.kv_cache.copy()
-            append_kv(cache, case.c_kv, case.k_pe, case.slot_mapping)
+            append_kv(cache, case.c_kv, case.k_pe, case.slot_mapping, backend=single)
             return {"kv_cache": cache}
     raise TypeError(f"no such case: {case!r}")
 
@@ -74,14 +76,14 @@ def check_shapes(case: Case) -> None:
 
 
 def backend_of(case: Case, backend: str = "auto") -> str:
-    """Which backend `expected` uses for a valid case: "strict" or "fast"."""
+    """Which backend `expected` uses for a valid case: `backend`, but for auto, and fast where a kind has strict alone."""
     match case:
         case DenseCase():
             size = dense.multiply_adds(case.kind, _geometry(case), len(case.q_nope), len(case.c_kv))
             return choose(backend, size)
         case PagedCase():
             return choose(backend, paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v))
-    return "strict"
+    return backend if backend in KERNELS else "strict"
 
 
 def _geometry(case: DenseCase) -> Geometry:
@@ -113,7 +115,7 @@ def _dense(case: DenseCase, **how: Any) -> Array:
     )
 
 
-def _rope(case: RopeCase, precision: str) -> Array:
+def _rope(case: RopeCase, precision: str, backend: str) -> Array:
     from . import rope
 
     rotate = rope.rope_interleaved if case.pairing == "interleaved" else rope.rope_neox
@@ -125,6 +127,7 @@ def _rope(case: RopeCase, precision: str) -> Array:
         angles=case.angles,
         yarn=None if case.yarn is None else Yarn.from_json(case.yarn),
         precision=precision,
+        backend=backend,
     )
 
 
@@ -153,5 +156,6 @@ def _paged(case: PagedCase, **how: Any) -> dict[str, Array]:
         precision=how["precision"],
         lse_base=case.lse_base,
         empty_lse=case.empty_lse,
+        backend=how["backend"] if how["backend"] in KERNELS else "strict",
     )
     return {**merged._asdict(), "partial_out": partial_out, "partial_lse": partial_lse}

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import dtypes
 from .arrays import Array, Axes, aligned, as_array, bytes_of
-from .backends import choose
+from .backends import KERNELS, choose, machine
 from .checks import choice, number, number_type, positive_scale, thread_count, value_width
 from .errors import InputError
 from .geometry import show
@@ -58,16 +58,17 @@ def decode_paged(
     ("f32", "f16", "bf16", "f64") asks for a rounding of out.
 
     `backend`: "strict", the definition; "fast", blocked for the machine, the same answer within the bound of
-    mla_oracle.fast.paged; "auto", fast for large problems (see mla_oracle.backends). `isa` picks a build of the fast
-    tier. `threads` (None: what mla_oracle.fast.threads.set_threads set, else every processor this process may use)
+    mla_oracle.fast.paged; "cuda", on a GPU, and "ptx", the same kernels interpreted, in precision "f32" and within the
+    bound of mla_oracle.gpu.paged; "auto", fast for large problems (see mla_oracle.backends). `isa` picks a build of the
+    fast tier. `threads` (None: what mla_oracle.fast.threads.set_threads set, else every processor this process may use)
     does not change a bit of the result.
 
     Precision "f64": a score of -inf has weight 0 and its value is not touched, a row of nothing else is an empty
-    row, a visible NaN (or a score of +inf) makes out and lse NaN. Precision "f32" keeps the online recurrence's own
-    non-finite cases: NaN out with lse `empty_lse`.
+    row, a visible NaN (or a score of +inf) makes out and lse NaN; fast, cuda and ptx do so in "f32" too. Strict "f32"
+    keeps the online recurrence's own non-finite cases: NaN out with lse `empty_lse`.
 
     Returns Attention(out [B, T, H, head_dim_v], lse [B, T, H]), without the T axis where q had none.
-    Raises InputError for a bad argument.
+    Raises InputError for a bad argument; cuda and ptx, UnsupportedError and MissingError too (see backends.machine).
     """
     threads = thread_count(threads)
     if not isinstance(causal, (bool, np.bool_)):
@@ -106,8 +107,14 @@ def decode_paged(
         out,
         lse,
     )
-    fast = choose(backend, multiply_adds(q, tokens, head_dim_v), isa) == "fast"
-    if out.size and fast:
+    used = choose(backend, multiply_adds(q, tokens, head_dim_v), isa)
+    if used in KERNELS:
+        from .gpu import forms
+
+        on, longest = machine(used, precision, threads), int(seq_lens.max(initial=0))
+        arguments = q, kv_cache, block_table, seq_lens, scale, causal, unit, empty_lse
+        forms.fill(forms.decode_paged, on, *arguments, outputs=(out, lse), longest=longest)
+    elif out.size and used == "fast":
         from .fast import paged
 
         paged.decode(*problem, threads, isa)

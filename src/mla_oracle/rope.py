@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import FLOATS, Array, Axes, as_array
+from .backends import choose_kernels, machine
 from .errors import InputError
 from .geometry import check_integer, check_number, show, yarn_mscale
 
@@ -59,6 +60,7 @@ def rope_interleaved(
     angles: str = "recurrence",
     yarn: YarnParameters | None = None,
     precision: str = "f32",
+    backend: str = "auto",
 ) -> Array:
     """Rotate the pairs (2j, 2j + 1) of the first `rotary_dim` elements of each row; a new array.
 
@@ -75,11 +77,12 @@ def rope_interleaved(
     mscale(m) = 0.1 m ln(factor) + 1: 1 where the fields are equal, and not the mscale^2 of the softmax scale.
 
     Precision "f32" rounds everything but the table to f32, the position too (exact up to 2^24); in "f64" all
-    is f64, and table is closed.
+    is f64, and table is closed. `backend` is auto or strict, or cuda or ptx as in `decode_paged`: these turn the
+    angles too, but for the table, which is made here.
 
     Returns the shape of x, f32 or f64. Raises InputError.
     """
-    return _rope_of(x, positions, False, base, rotary_dim, angles, yarn, precision)
+    return _rope_of(x, positions, False, base, rotary_dim, angles, yarn, precision, backend)
 
 
 def rope_neox(
@@ -91,9 +94,10 @@ def rope_neox(
     angles: str = "recurrence",
     yarn: YarnParameters | None = None,
     precision: str = "f32",
+    backend: str = "auto",
 ) -> Array:
     """Rotate the pairs (j, j + n//2) of the first n = `rotary_dim` elements, else as `rope_interleaved`."""
-    return _rope_of(x, positions, True, base, rotary_dim, angles, yarn, precision)
+    return _rope_of(x, positions, True, base, rotary_dim, angles, yarn, precision, backend)
 
 
 def interleaved_to_neox(n: int) -> NDArray[np.int64]:
@@ -150,9 +154,9 @@ def _rope_of(
     angles: str,
     yarn: YarnParameters | None,
     precision: str,
+    backend: str,
 ) -> Array:
-    from .reference import _rope
-
+    kernels = choose_kernels(backend)
     _check_choice("precision", precision, ("f32", "f64"))
     _check_choice("angles", angles, ANGLES)
     stored = np.float32 if precision == "f32" else np.float64
@@ -173,12 +177,30 @@ def _rope_of(
     cosine = np.empty((axes["T"], n // 2), real)
     sine = np.empty((axes["T"], n // 2), real)
     mode = ANGLES.index("closed" if angles == "table" else angles)
-    _rope.turn(np.array(turns, np.int64), n, base, mode, kept, factor, amplitude, cosine, sine)
+    how = np.array(turns, np.int64), n, base, mode, kept, factor, amplitude
+    on = None if kernels is None else machine(kernels, precision)
+    if on is None or angles == "table":
+        from .reference import _rope
+
+        _rope.turn(*how, cosine, sine)
+    else:
+        from .gpu import forms
+
+        forms.fill(forms.turn, on, *how, outputs=(cosine, sine))
+
+    cosine, sine = cosine.astype(stored, copy=False), sine.astype(stored, copy=False)
+    if on is not None:
+        from .gpu import forms
+
+        out = np.empty(array.shape, stored)
+        heads, turned = (x if x.ndim == 3 else x[:, None] for x in (array, out))  # [T, H, R]
+        forms.fill(forms.rotate, on, heads, cosine, sine, neox, outputs=(turned,))
+        return out
+    from .reference import _rope
 
     with np.errstate(invalid="ignore"):  # a signalling NaN
         out = np.array(array, stored, order="C")
-    heads = out if out.ndim == 3 else out[:, None]  # [T, H, R]
-    _rope.rotate(heads, cosine.astype(stored, copy=False), sine.astype(stored, copy=False), neox)
+    _rope.rotate(out if out.ndim == 3 else out[:, None], cosine, sine, neox)
     return out
 
 

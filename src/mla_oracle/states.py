@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .arrays import Array, as_array, dtype_name
+from .backends import choose_kernels, machine
 from .checks import choice, number, number_type, widen
 from .errors import InputError
 from .paged import Attention
@@ -21,17 +22,18 @@ def merge_states(
     precision: str = "f32",
     lse_base: str = "e",
     empty_lse: float = -math.inf,
+    backend: str = "auto",
 ) -> Attention:
     """Join S attention states over disjoint keys, in ascending order.
 
     partial_out [S, ..., V] and partial_lse [S, ...] of the same leading axes (or sequences of S arrays). A state
     is empty where its lse is -inf, +inf or `empty_lse` (as partial_lse's dtype stores it): its out may hold
     anything. Where every state is empty, the result is out 0 and lse `empty_lse`.
+    `backend` is auto or strict, or cuda or ptx as in `decode_paged`.
 
     Returns Attention(out [..., V], lse [...]). Raises InputError.
     """
-    from .reference import _merge
-
+    kernels = choose_kernels(backend)
     real, allowed = number_type(precision)
     partial_out = stack("partial_out", partial_out)
     partial_lse = stack("partial_lse", partial_lse)
@@ -50,15 +52,18 @@ def merge_states(
     count = math.prod(rows)
     out = np.empty((count, width), real)
     lse = np.empty(count, real)
-    _merge.merge(
-        widen(partial_out, real).reshape(states, count, width),
-        widen(partial_lse, real).reshape(states, count),
-        math.log(2) if choice("lse_base", lse_base, ("e", "2")) == "2" else 1.0,
-        marker,
-        empty_lse,
-        out,
-        lse,
-    )
+    partial_out = partial_out.reshape(states, count, width)
+    partial_lse = widen(partial_lse, real).reshape(states, count)
+    unit = math.log(2) if choice("lse_base", lse_base, ("e", "2")) == "2" else 1.0
+    if kernels:
+        from .gpu import forms
+
+        on, partial = machine(kernels, precision), map(np.ascontiguousarray, (partial_out, partial_lse))
+        forms.fill(forms.merge, on, *partial, unit, marker, empty_lse, outputs=(out, lse))
+    else:
+        from .reference import _merge
+
+        _merge.merge(widen(partial_out, real), partial_lse, unit, marker, empty_lse, out, lse)
     return Attention(out.reshape(*rows, width), lse.reshape(rows))
 
 

@@ -42,6 +42,7 @@ def attend_naive(
     strides of whole elements. Scratch: H x t_kv x (P + V) numbers. Raises InputError, UnsupportedError.
     """
     t_q, H, P, R, V, t_kv, L = _sizes(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, out)
+    narrow(qk_head_dim=P + R, v_head_dim=V)
     q_strides = strides("q_nope", q_nope, "f32") + strides("q_pe", q_pe, "f32")
     c_strides, k_strides = strides("c_kv", c_kv, "f32"), strides("k_pe", k_pe, "f32")
     if 0 in out.shape:
@@ -99,6 +100,7 @@ def attend_absorbed(
     Scratch: 2 x t_q x H x L numbers.
     """
     t_q, H, _, R, _, t_kv, L = _sizes(q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, out)
+    narrow(latent_dim=L + R)
     dtype = name_of("q_nope", q_nope, *ABSORBED)
     cache_strides = strides("c_kv", c_kv, dtype) + strides("k_pe", k_pe, dtype)
     q_pe_strides = strides("q_pe", q_pe, dtype)
@@ -132,7 +134,7 @@ def absorb_query(machine: Machine, q_nope: Buffer, w_uk: Buffer, q_lat: Buffer) 
     Off by at most P eps (sum |q| |w|) + P tiny.
     """
     (T, H, P), L = q_nope.shape, w_uk.shape[2]
-    few(H=H, L=L)
+    few(H=H)
     dtype = name_of("q_nope", q_nope, *ABSORBED)
     q_strides, w_strides = strides("q_nope", q_nope, dtype), strides("w_uk", w_uk, dtype)
     packed("q_lat", q_lat, (T, H, L), "f32")
@@ -196,6 +198,5 @@ def _sizes(
     if t_q > t_kv:
         raise InputError(f"q_nope has {t_q} queries and c_kv {t_kv} rows, expected the queries to be its last rows")
     packed("out", out, (t_q, H, V), "f32")
-    narrow(key=max(P, L) + R, v_head_dim=V)
     few(H=H)
     return t_q, H, P, R, V, t_kv, L

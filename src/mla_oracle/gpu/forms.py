@@ -9,11 +9,15 @@ The functions' docstrings bound what they miss strict f64 by, eps = 2^-23 and ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
+from mla_oracle.arrays import Array
 from mla_oracle.errors import InputError
 from mla_oracle.gpu.dense import absorb_query, attend_absorbed, attend_naive, up_project
-from mla_oracle.gpu.layout import THREADS, few, name_of, packed, strides
+from mla_oracle.gpu.layout import THREADS, few, name_of, packed, put, strides
 from mla_oracle.gpu.machine import Buffer, Machine
 from mla_oracle.gpu.paged import FLOATS, check_ids
 from mla_oracle.gpu.paged import decode as decode_paged
@@ -25,11 +29,21 @@ __all__ = [
     "attend_naive",
     "check_ids",
     "decode_paged",
+    "fill",
     "merge",
     "rotate",
     "turn",
     "up_project",
 ]
+
+
+def fill(form: Callable[..., None], machine: Machine, *args: Any, outputs: tuple[Array, ...], **options: Any) -> None:
+    """Call `form` with numpy arrays for buffers: what it makes of its arguments is copied to `outputs`."""
+    inputs = [put(machine, arg) if isinstance(arg, np.ndarray) else arg for arg in args]
+    results = [machine.empty(array.shape, array.dtype) for array in outputs]
+    form(machine, *inputs, *results, **options)
+    for array, result in zip(outputs, results, strict=True):
+        array[...] = machine.download(result)
 
 
 def turn(
@@ -55,7 +69,6 @@ def turn(
     of YaRN, cosf and sinf within 2 ulp, the product with the amplitude.
     """
     (T,) = positions.shape
-    few(rotary_dim=n)
     packed("positions", positions, (T,), "i64")
     packed("kept", kept, (n // 2,), "f32")
     packed("cosine", cosine, (T, n // 2), "f32")
