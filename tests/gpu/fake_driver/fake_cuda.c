@@ -7,7 +7,7 @@
 //   FAKE_CUDA_LACKS    a function that this driver does not have
 //   FAKE_CUDA_DEVICES, FAKE_CUDA_ARCH, FAKE_CUDA_SMEM, FAKE_CUDA_POOLS    what the devices say they are
 //
-// Device pointers are the host's own, so that a copy can be checked; device 1 owns what lies in its context.
+// Device pointers are the host's own, so that a copy can be checked. FAKE_CUDA_OWNER is the device that all of it is on.
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ typedef int Status;
 typedef uint64_t Pointer;
 typedef void *Handle;
 
-enum { OK = 0, INVALID_VALUE = 1, NO_DEVICE = 100, NOT_FOUND = 500 };
+enum { OK = 0, INVALID_VALUE = 1, NOT_FOUND = 500 };
 
 static int context[64], depth;  // a stack of ordinals
 
@@ -65,7 +65,7 @@ static Status fate(const char *name) {
 
 static Status cuInit(unsigned flags) {
     CALL("cuInit %u\n", flags);
-    return number("FAKE_CUDA_DEVICES", 1) ? OK : NO_DEVICE;
+    return OK;
 }
 
 static Status cuDriverGetVersion(int *version) {
