@@ -31,6 +31,7 @@ __all__ = [
     "decode_paged",
     "fill",
     "merge",
+    "put",
     "rotate",
     "turn",
     "up_project",

@@ -41,6 +41,8 @@ def strides(name: str, buffer: Buffer, *allowed: str) -> list[np.int64]:
     """The strides of `buffer` in elements, but for the innermost. Raises InputError for what no kernel can follow."""
     name_of(name, buffer, *allowed)
     size = buffer.dtype.itemsize
+    if 0 in buffer.shape:
+        return [np.int64(0)] * (len(buffer.shape) - 1)
     if buffer.shape[-1] > 1 and buffer.strides[-1] != size:
         raise InputError(
             f"{name} has an innermost stride of {buffer.strides[-1]} bytes, expected {size} (contiguous)"

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the CUDA kernels share: the machines they run on, and the bounds their docstrings publish.
+
+A file of tests makes its fixture of BACKENDS and `machine`. Each bound takes the arrays of its form and returns what
+the kernel may miss strict f64 by, element by element.
+"""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from mla_oracle import backends
+from mla_oracle.errors import MissingError
+
+BACKENDS = ("ptx", "cuda")
+EPS, TINY = 2.0**-23, 2.0**-126
+
+
+@cache
+def missing(backend):
+    """Why nothing runs on `backend` here, or None."""
+    if backend == "cuda":
+        from mla_oracle.gpu import driver
+
+        probe, reason = driver.load, "no CUDA device"
+    else:
+        from mla_oracle.gpu import nvrtc
+
+        probe, reason = nvrtc.version, "the extra cuda is not installed"
+    try:
+        probe()
+    except MissingError:
+        return reason
+    return None
+
+
+def machine(backend):
+    if reason := missing(backend):
+        pytest.skip(reason)
+    return backends.machine(backend)
+
+
+def paged(case, lse_unit=1.0):
+    """(out [B, T, H, V], lse [B, T, H]) of a fast_cases.Case: the docstring of gpu.paged.decode in numpy."""
+    B, T, H, D = case.q.shape
+    out, lse = np.zeros((B, T, H, case.V)), np.zeros((B, T, H))
+    for b in range(B):
+        rows = case.keys(b)
+        finite = np.isfinite(rows).all(1)
+        rows = np.where(finite[:, None], rows, 0)
+        for t in range(T):
+            n = case.visible(b, t)
+            if not finite[:n].any():
+                continue
+            q, k = np.nan_to_num(case.q[b, t].astype(np.float64)), rows[:n]
+            score = np.where(finite[:n], q @ k.T, -np.inf) * case.scale
+            size = (np.abs(q) @ np.abs(k).T).max(1) * abs(case.scale)
+            top = score.max(1, keepdims=True)
+            p = np.exp(score - top)
+            relative = EPS * ((D / 32 + 12) * size + n + 32)
+            mean = p @ np.abs(k[:, : case.V]) / p.sum(1, keepdims=True)
+            out[b, t] = relative[:, None] * mean + n * TINY * (1 + np.abs(k[:, : case.V]).max())
+            lse[b, t] = (relative + 2 * EPS * (np.abs(top[:, 0]) + 2 * np.log(n))) * lse_unit
+    return out, lse
+
+
+def dense(form, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, scale):
+    """[t_q, H, V]: the docstring of gpu.dense in numpy; `form` is "naive" or "absorbed"."""
+    q_nope, q_pe, c_kv, k_pe, w_uk, w_uv = (x.astype(np.float64) for x in (q_nope, q_pe, c_kv, k_pe, w_uk, w_uv))
+    (t_q, _, P), R, (t_kv, L) = q_nope.shape, q_pe.shape[2], c_kv.shape
+    key = np.einsum("hpl,tl->htp", w_uk, c_kv)
+    score = (np.einsum("qhp,htp->qht", q_nope, key) + np.einsum("qhr,tr->qht", q_pe, k_pe)) * scale
+    key = np.einsum("hpl,tl->htp", np.abs(w_uk), np.abs(c_kv))
+    size = np.einsum("qhp,htp->qht", np.abs(q_nope), key) + np.einsum("qhr,tr->qht", np.abs(q_pe), np.abs(k_pe))
+    visible = t_kv - t_q + np.arange(t_q) + 1
+    hidden = (np.arange(t_kv) >= visible[:, None])[:, None]
+    size = np.where(hidden, 0, size).max(-1) * scale
+    p = np.where(hidden, -np.inf, score)
+    p = np.exp(p - p.max(-1, keepdims=True))
+    steps = (L + P + R) / 32 + 24 if form == "naive" else P + (L + R) / 32 + 24
+    relative = EPS * (steps * size + visible[:, None] + L / 32 + 40)
+    v = np.einsum("hvl,tl->htv", np.abs(w_uv), np.abs(c_kv))
+    mean = np.einsum("qht,htv->qhv", p / p.sum(-1, keepdims=True), v)
+    return relative[..., None] * mean + t_kv * TINY * (1 + v.max()) * (1 + np.abs(c_kv).max())
+
+
+def rope(x, cosine_error, amplitude, pairs, neox):
+    """[T, H, R] of x [T, H, R] and the error [T, n/2] of its cosines and sines: gpu.forms.rotate in numpy."""
+    first = np.arange(pairs) if neox else 2 * np.arange(pairs)
+    second = first + pairs if neox else first + 1
+    x = np.abs(x.astype(np.float64))
+    bound = np.zeros(x.shape)
+    one = (x[..., first] + x[..., second]) * (cosine_error + 2 * EPS * amplitude)[:, None] + TINY
+    bound[..., first] = bound[..., second] = one
+    return bound
+
+
+def angles(theta, base, amplitude):
+    """[T, n/2] of theta' [T, n/2]: gpu.forms.turn in numpy."""
+    j = np.arange(theta.shape[1])
+    return amplitude * (np.abs(theta) * EPS * (5 * (j + 3) + abs(np.log(base))) + 5 * EPS)
+
+
+def merge(partial_out, partial_lse, unit, empty):
+    """(out [N, V], lse [N]) of partial_out [S, N, V], partial_lse [S, N] and which are `empty` [S, N]: gpu.forms.merge."""
+    S = len(partial_out)
+    o = np.where(empty[..., None], 0, np.abs(partial_out.astype(np.float64)))
+    lse = np.where(empty, -np.inf, partial_lse.astype(np.float64))
+    top = lse.max(0)
+    away = np.where(empty, 0, unit * (top - lse)) if np.isfinite(top).any() else np.zeros(lse.shape)
+    relative = EPS * (2 * np.minimum(away.max(0), 104) + S + 12)
+    w = np.where(empty, 0, np.exp(-away))
+    mean = np.einsum("sn,snv->nv", w, o) / np.maximum(w.sum(0), 1e-300)[:, None]
+    out = relative[:, None] * mean + S * TINY * (1 + o.max(initial=0))
+    return out, (relative + 3 * EPS * np.log(S)) / unit + 2 * EPS * np.abs(np.where(np.isfinite(top), top, 0))
+
+
+def assert_within(got, expected, allowed):
+    """Every element within its bound; infinities and NaN in the same places."""
+    with np.errstate(invalid="ignore"):
+        good = np.abs(got - expected) <= allowed
+    good |= (got == expected) | (np.isnan(got) & np.isnan(expected))
+    assert good.all(), (np.argwhere(~good)[0], got[~good][0], expected[~good][0], np.broadcast_to(allowed, got.shape)[~good][0])
