@@ -10,6 +10,7 @@ from problems import DTYPES
 
 from mla_oracle import Yarn, append_kv, merge_states, rope
 from mla_oracle.gpu import forms
+from mla_oracle.gpu.machine import Buffer
 from mla_oracle.reference import _absorbed, _naive, _rope
 
 SCALE = 0.0625
@@ -38,10 +39,11 @@ def machine(request):
 
 
 def dense(t_q, H, P, R, V, L, t_kv, dtype="f32", seed=0):
-    """Normal inputs: q_nope, q_pe, c_kv, k_pe, w_uk, w_uv."""
+    """Normal inputs, weights of 1/sqrt(L): q_nope, q_pe, c_kv, k_pe, w_uk, w_uv."""
     rng = np.random.default_rng(seed)
     shapes = [(t_q, H, P), (t_q, H, R), (t_kv, L), (t_kv, R), (H, P, L), (H, V, L)]
-    return [rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes]
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    return [(x / np.sqrt(L) if i > 3 else x).astype(DTYPES[dtype]) for i, x in enumerate(arrays)]
 
 
 def attend(machine, form, arrays):
@@ -186,6 +188,17 @@ def test_rows_are_appended_bit_for_bit_and_nothing_else_is_touched(machine, dtyp
     cache_there = forms.put(machine, cache)
     forms.append(machine, cache_there, *(forms.put(machine, x) for x in (c_kv, k_pe, slots)))
     assert machine.download(cache_there).tobytes() == wanted[:, 0].tobytes()
+
+
+def test_slots_beyond_32_bits_reach_their_block(machine):
+    cache = forms.put(machine, np.zeros((2, 4, 9), np.float32))
+    first = 2**40
+    far = Buffer((cache.pointer - first * cache.strides[0]) % 2**64, (2**62, 4, 9), cache.dtype, cache.strides, cache)
+    rows = np.arange(18, dtype=np.float32).reshape(2, 9)
+    slots = np.array([first * 4 + 6, first * 4 + 1])
+    forms.append(machine, far, *(forms.put(machine, x) for x in (rows[:, :7], rows[:, 7:], slots)))
+    written = machine.download(cache).reshape(8, 9)
+    assert (written[[6, 1]] == rows).all() and not written[[0, 2, 3, 4, 5, 7]].any()
 
 
 # --- merge

@@ -9,6 +9,7 @@ from fast_cases import make, place, strict64
 from kernel_cases import BACKENDS, assert_within
 
 from mla_oracle.gpu import forms
+from mla_oracle.gpu.machine import Buffer
 
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 
@@ -134,6 +135,21 @@ def test_views_no_kernel_can_follow_are_copied(machine):
     turned = np.asfortranarray(case.block_table)
     other = case.but(kv_cache=unaligned, block_table=turned, q=np.repeat(case.q, 2, axis=3)[..., ::2])
     assert [x.tobytes() for x in decode(machine, other)] == [x.tobytes() for x in decode(machine, case)]
+
+
+def test_the_largest_ids_reach_their_page(machine):
+    """The cache begins so far before its pages that they have the last ids there are, terabytes away."""
+    case = make(3, 1, 2, 40, 33, [70, 0, 33], 16)
+    expected = decode(machine, case)
+    arrays = [forms.put(machine, x) for x in (case.q, case.kv_cache, case.block_table, case.seq_lens)]
+    first = 2**31 - len(case.kv_cache)
+    near = arrays[1]
+    pointer = (near.pointer - first * near.strides[0]) % 2**64
+    arrays[1] = Buffer(pointer, (2**31, *near.shape[1:]), near.dtype, near.strides, near)
+    arrays[2] = forms.put(machine, np.where(case.block_table == 2147480000, -(2**31), case.block_table + np.int32(first)))
+    out, lse = machine.empty((3, 1, 2, 33), np.float32), machine.empty((3, 1, 2), np.float32)
+    forms.decode_paged(machine, *arrays, case.scale, True, 1.0, -np.inf, out, lse, longest=70)
+    assert [machine.download(x).tobytes() for x in (out, lse)] == [x.tobytes() for x in expected]
 
 
 # --- scores

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels behind the public functions and the command line, and the one line that each bad input gets."""
+
+import json
+import subprocess
+import sys
+
+import kernel_cases
+import numpy as np
+import pytest
+from kernel_cases import BACKENDS
+from problems import dense, paged
+
+import mla_oracle
+from mla_oracle import InputError, MissingError, UnsupportedError, Yarn, backends, cli, expected, generate
+from mla_oracle.gpu import forms
+from mla_oracle.gpu.machine import Buffer
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    kernel_cases.machine(request.param)
+    return request.param
+
+
+@pytest.fixture(params=BACKENDS)
+def machine(request):
+    return kernel_cases.machine(request.param)
+
+
+def assert_close(got, truth):
+    np.testing.assert_allclose(got, truth, rtol=1e-5, atol=1e-5)
+
+
+# --- the public functions
+
+
+@pytest.mark.parametrize("T", [None, 2])
+def test_decode_paged(backend, T):
+    problem = paged(3, [5, 0, 40], T=T, H=3, dtype="bf16")
+    how = {"lse_base": "2", "empty_lse": np.inf, "causal": False}
+    got = mla_oracle.decode_paged(**problem, **how, backend=backend)
+    truth = mla_oracle.decode_paged(**problem, **how, precision="f64")
+    assert got.out.dtype == got.lse.dtype == np.float32
+    assert_close(got.out, truth.out)
+    assert_close(got.lse, truth.lse)
+    rounded = mla_oracle.decode_paged(**problem, **how, backend=backend, out_dtype="bf16")
+    assert rounded.out.dtype == problem["q"].dtype
+
+
+def test_decode_paged_of_nothing(backend):
+    problem = paged(3, [5, 7], T=2)
+    none = mla_oracle.decode_paged(
+        **problem | {name: problem[name][:0] for name in ("q", "block_table", "seq_lens")}, backend=backend
+    )
+    assert none.out.shape == (0, 2, 2, 4) and none.lse.shape == (0, 2, 2)
+    empty = paged(3, [0, 0], T=2)
+    assert (mla_oracle.decode_paged(**empty | {"kv_cache": empty["kv_cache"][:0]}, backend=backend).out == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("attend", [mla_oracle.attend_naive, mla_oracle.attend_absorbed])
+def test_dense_forms(backend, attend, dtype):
+    problem = dense(3, t_q=2, t_kv=40, dtype=dtype)
+    assert_close(attend(**problem, backend=backend), attend(**problem, precision="f64"))
+    none = problem | {name: problem[name][:0] for name in ("q_nope", "q_pe")}
+    assert attend(**none, backend=backend).shape == (0, 2, 4)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_the_two_ends_of_the_absorbed_form(backend, dtype):
+    problem = dense(3, dtype=dtype)
+    ends = problem["q_nope"], problem["w_uk"]
+    assert_close(mla_oracle.absorb_query(*ends, backend=backend), mla_oracle.absorb_query(*ends, precision="f64"))
+    ends = problem["c_kv"][:2, None].repeat(2, axis=1), problem["w_uv"]
+    assert_close(mla_oracle.up_project(*ends, backend=backend), mla_oracle.up_project(*ends, precision="f64"))
+
+
+@pytest.mark.parametrize("angles", mla_oracle.rope.ANGLES)
+@pytest.mark.parametrize("rotate", [mla_oracle.rope_interleaved, mla_oracle.rope_neox])
+def test_rope(backend, rotate, angles):
+    x = np.random.default_rng(0).standard_normal((3, 2, 12)).astype(np.float16)
+    yarn = Yarn(factor=4, original_max_position_embeddings=64)
+    for rows, n in ((x, None), (x[:, 0], 8)):
+        how = {"base": 1e4, "rotary_dim": n, "angles": angles, "yarn": yarn}
+        positions = np.array([0, 3, 77])
+        got = rotate(rows, positions, **how, backend=backend)
+        assert got.dtype == np.float32
+        assert_close(got, rotate(rows, positions, **how, precision="f64"))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_append_and_merge(backend, dtype):
+    rng = np.random.default_rng(0)
+    number = mla_oracle.dtypes.dtype(dtype)
+    rows = rng.standard_normal((3, 6)).astype(number)
+    caches = [np.full((3, 2, 4, 6), 7, number)[:, 1] for _ in range(2)]
+    for cache, name in zip(caches, ("strict", backend), strict=True):
+        mla_oracle.append_kv(cache, rows[:, :4], rows[:, 4:], np.array([5, -1, 11]), backend=name)
+    assert caches[0].tobytes() == caches[1].tobytes() and (caches[1][1, 1] == rows[0]).all()
+
+    states = rng.standard_normal((3, 2, 5, 4)).astype(number), rng.standard_normal((3, 2, 5)).astype(number)
+    got = mla_oracle.merge_states(*states, lse_base="2", backend=backend)
+    truth = mla_oracle.merge_states(*states, lse_base="2", precision="f64")
+    assert_close(got.out, truth.out)
+    assert_close(got.lse, truth.lse)
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        "paged:heads=2,kv_lora=16,rope=4,v=16,lens=5+0+40,block=16,shards=2",
+        "absorbed:heads=2,nope=8,rope=4,v=8,kv_lora=16,t_q=2,t_kv=33",
+    ],
+)
+def test_expected_of_a_case(backend, case_id):
+    case = generate(case_id)
+    truth = expected(case)
+    for name, got in expected(case, precision="f32", backend=backend).items():
+        assert_close(got, truth[name])
+
+
+def test_the_command_line(backend, capsys, tmp_path):
+    case = "paged:heads=2,kv_lora=16,rope=4,v=16,lens=5+40,block=16"
+    assert cli.main(["run", case, "-o", str(tmp_path / "r"), "--backend", backend, "--precision", "f32"]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == backend
+    assert cli.main(["check", case, str(tmp_path / "r")]) == 0
+    capsys.readouterr()
+    assert cli.main(["run", case, "--backend", backend]) == 3
+    assert "precision is 'f64'" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+# --- who is asked, and when
+
+
+def test_auto_never_takes_cuda_or_ptx():
+    assert {backends.choose("auto", size) for size in (0, 1 << 30, 1 << 62)} == {"strict", "fast"}
+    assert backends.choose_kernels("auto") is None
+
+
+def test_nothing_of_cuda_is_imported_until_it_is_asked_for():
+    program = """
+import sys, numpy as np, mla_oracle
+mla_oracle.merge_states(np.ones((1, 1, 1), "f4"), np.ones((1, 1), "f4"))
+from mla_oracle import oracle, cli, dense, paged, rope, append, backends
+print([name for name in sys.modules if name.split(".")[0] == "cuda" or name.startswith(("mla_oracle.gpu", "mla_oracle.ptx"))])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_f64_and_an_isa_are_refused(name):
+    problem = paged(3, [5])
+    with pytest.raises(UnsupportedError, match=f"precision is 'f64', backend '{name}' computes in f32"):
+        mla_oracle.decode_paged(**problem, backend=name, precision="f64")
+    with pytest.raises(InputError, match=f"isa is 'v2', expected None with backend '{name}'"):
+        mla_oracle.decode_paged(**problem, backend=name, isa="v2")
+
+
+def test_a_form_without_a_fast_tier_refuses_fast():
+    with pytest.raises(InputError, match="backend is 'fast', expected auto or strict or cuda or ptx"):
+        mla_oracle.merge_states(np.ones((1, 1, 1), "f4"), np.ones((1, 1), "f4"), backend="fast")
+
+
+@pytest.mark.skipif(kernel_cases.missing("cuda") is None, reason="a CUDA device is here")
+def test_cuda_without_a_device_is_missing(capsys):
+    with pytest.raises(MissingError):
+        mla_oracle.decode_paged(**paged(3, [5]), backend="cuda")
+    assert cli.main(["run", "paged:heads=2,lens=5", "--backend", "cuda", "--precision", "f32"]) == 4
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == 4
+
+
+# --- bad input, one line each
+
+
+def decode(machine, **changes):
+    """A good call of decode_paged, but for `changes`: buffers by name, or functions of the good ones."""
+    problem = paged(3, [5, 9], T=2, H=3)
+    arrays = {name: forms.put(machine, problem[name]) for name in ("q", "kv_cache", "block_table", "seq_lens")}
+    outputs = {"out": machine.empty((2, 2, 3, 4), np.float32), "lse": machine.empty((2, 2, 3), np.float32)}
+    for name, change in changes.items():
+        for group in (arrays, outputs):
+            if name in group:
+                group[name] = change(group[name])
+    forms.decode_paged(machine, *arrays.values(), 0.5, True, 1.0, -np.inf, *outputs.values())
+
+
+def but(**fields):
+    return lambda old: Buffer(**{name: getattr(old, name) for name in Buffer.__dataclass_fields__} | fields)
+
+
+BAD = {
+    "dtype of q": ({"q": but(dtype=np.dtype(np.float64))}, "q is f64, expected f32 or f16 or bf16"),
+    "dtype of the cache": ({"kv_cache": but(dtype=np.dtype(np.int32))}, "kv_cache is i32, expected f32 or f16 or bf16"),
+    "dtype of the table": ({"block_table": but(dtype=np.dtype(np.int64))}, "block_table is i64, expected i32"),
+    "dtype of out": ({"out": but(dtype=np.dtype(np.float16))}, "out is f16, expected f32"),
+    "width of the cache": (
+        {"kv_cache": but(shape=(5, 4, 5))},
+        "kv_cache is [5, 4, 5], expected rows of q's 6 elements, out's 4 or more",
+    ),
+    "inner stride": (
+        {"q": but(strides=(144, 72, 24, 8))},
+        "q has an innermost stride of 8 bytes, expected 4 (contiguous)",
+    ),
+    "outer stride": (
+        {"kv_cache": but(strides=(98, 24, 4))},
+        "kv_cache has a stride of 98 bytes on axis 0, expected a multiple of 4",
+    ),
+    "address": (
+        {"kv_cache": lambda old: but(pointer=old.pointer // 4 * 4 + 2)(old)},
+        ", expected a multiple of 4",
+    ),
+    "shape of lse": ({"lse": but(shape=(2, 3, 2))}, "lse is [2, 3, 2], expected [2, 2, 3]"),
+    "strides of out": (
+        {"out": but(strides=(96, 48, 20, 4))},
+        "out has a stride of 20 bytes on axis 2, expected 16 (contiguous)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_buffers_no_kernel_can_take(machine, what):
+    changes, message = BAD[what]
+    with pytest.raises(InputError) as caught:
+        decode(machine, **changes)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_sizes_beyond_the_kernels(backend):
+    wide = paged(3, [1], D=4097, V=4096)
+    with pytest.raises(UnsupportedError, match="D is 4097, the CUDA kernels take at most 4096"):
+        mla_oracle.decode_paged(**wide, backend=backend)
+    heads = paged(3, [1], H=65536, D=1, V=1)
+    with pytest.raises(UnsupportedError, match="H is 65536, the CUDA kernels take at most 65535"):
+        mla_oracle.decode_paged(**heads, backend=backend)
+    for attend, sizes, name in (
+        (mla_oracle.attend_naive, {"P": 4095}, "qk_head_dim"),
+        (mla_oracle.attend_naive, {"V": 4097}, "v_head_dim"),
+        (mla_oracle.attend_absorbed, {"L": 4095}, "latent_dim"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"{name} is 4097, the CUDA kernels take at most 4096"):
+            attend(**dense(3, **sizes), backend=backend)
+
+
+def test_ids_are_checked_before_anything_is_sent(backend):
+    problem = paged(3, [5, 9])
+    problem["block_table"][1, 2] = 7
+    with pytest.raises(InputError, match=r"block_table\[1, 2\] is 7, expected 0 to 6"):
+        mla_oracle.decode_paged(**problem, backend=backend)
+    with pytest.raises(InputError, match=r"slot_mapping\[0\] is 8, expected below 8"):
+        rows = np.zeros((1, 4), np.float32)
+        mla_oracle.append_kv(np.zeros((2, 4, 5), "f4"), rows, rows[:, :1], np.array([8]), backend=backend)
