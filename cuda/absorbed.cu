@@ -107,6 +107,7 @@ __device__ void project(PROJECT(T)) {
     extern "C" __global__ void __launch_bounds__(THREADS) absorbed_query_##dtype(ABSORB(T)) {                    \
         absorb(q_nope, w_uk, q_lat, P, L, q_nope_token, q_nope_head, w_uk_head, w_uk_row);                       \
     }                                                                                                            \
+    DYNAMIC_SMEM(absorbed_attend_##dtype, 2 * WIDEST * sizeof(float))                                            \
     extern "C" __global__ void __launch_bounds__(THREADS) absorbed_attend_##dtype(ATTEND(T)) {                   \
         attend(q_lat, q_pe, c_kv, k_pe, scale, o_lat, t_kv, L, R, q_pe_token, q_pe_head, c_kv_row, k_pe_row);    \
     }                                                                                                            \

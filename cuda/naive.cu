@@ -24,6 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) naive_decompress_f32(
     }
 }
 
+DYNAMIC_SMEM(naive_attend_f32, 2 * WIDEST * sizeof(float))
+
 // Fill `out`; the queries are the last t_q rows of the cache. A block per query and head.
 extern "C" __global__ void __launch_bounds__(THREADS) naive_attend_f32(
     const float *q_nope,            // [t_q, H, P]

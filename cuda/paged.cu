@@ -88,6 +88,7 @@ __device__ void decode(DECODE(Row)) {
 }
 
 #define KERNEL(Row, dtype)                                                                                       \
+    DYNAMIC_SMEM(paged_decode_##dtype, 2 * WIDEST * sizeof(float))                                               \
     extern "C" __global__ void __launch_bounds__(THREADS) paged_decode_##dtype(DECODE(Row)) {                    \
         decode(q, q_dtype, kv_cache, block_table, seq_lens, softmax_scale, causal, partial_out, partial_max,     \
                partial_sum, T, D, V, block_size, split_keys, q_request, q_token, q_head, cache_block, cache_row, \

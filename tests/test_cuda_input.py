@@ -109,8 +109,12 @@ def test_append_and_merge(backend, dtype):
 @pytest.mark.parametrize(
     "case_id",
     [
-        "paged:heads=2,kv_lora=16,rope=4,v=16,lens=5+0+40,block=16,shards=2",
-        "absorbed:heads=2,nope=8,rope=4,v=8,kv_lora=16,t_q=2,t_kv=33",
+        "paged:heads=2,row=20,value=16,scale=0.2,lens=5+0+40,block=16,shards=2",
+        "naive:heads=2,nope=8,rope=4,value=8,rank=16,queries=2,cached=33",
+        "absorbed:heads=2,nope=8,rope=4,value=8,rank=16,queries=2,cached=33,dtype=bf16",
+        "merge:states=3,rows=2",
+        "rope:geometry=glm-5.2,heads=2,positions=0+3+77",
+        "append:rank=16,rope=4,blocks=3,block=4",
     ],
 )
 def test_expected_of_a_case(backend, case_id):
@@ -121,7 +125,7 @@ def test_expected_of_a_case(backend, case_id):
 
 
 def test_the_command_line(backend, capsys, tmp_path):
-    case = "paged:heads=2,kv_lora=16,rope=4,v=16,lens=5+40,block=16"
+    case = "paged:heads=2,row=20,value=16,scale=0.2,lens=5+40,block=16"
     assert cli.main(["run", case, "-o", str(tmp_path / "r"), "--backend", backend, "--precision", "f32"]) == 0
     assert json.loads(capsys.readouterr().out)["backend"] == backend
     assert cli.main(["check", case, str(tmp_path / "r")]) == 0
@@ -167,7 +171,7 @@ def test_a_form_without_a_fast_tier_refuses_fast():
 def test_cuda_without_a_device_is_missing(capsys):
     with pytest.raises(MissingError):
         mla_oracle.decode_paged(**paged(3, [5]), backend="cuda")
-    assert cli.main(["run", "paged:heads=2,lens=5", "--backend", "cuda", "--precision", "f32"]) == 4
+    assert cli.main(["run", "paged:heads=2,row=20,value=16,scale=0.2,lens=5", "--backend", "cuda", "--precision", "f32"]) == 4
     assert json.loads(capsys.readouterr().out)["error"]["code"] == 4
 
 
