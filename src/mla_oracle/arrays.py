@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -71,7 +71,20 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def dtype_name(name: str, array: Array) -> str:
+class Shaped(Protocol):
+    """What is checked of an array, wherever it lies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+def dtype_name(name: str, array: Shaped) -> str:
     """The dtype's name in mla_oracle.dtypes; an InputError says which tensor has a dtype that has none."""
     try:
         return dtypes.name_of(array.dtype)
@@ -85,6 +98,11 @@ class Axes(dict[str, int]):
     def take(self, name: str, value: object, letters: str, allowed: tuple[str, ...]) -> Array:
         """`value` as an array whose axes are `letters`; a letter seen before must have the same size."""
         array = as_array(name, value)
+        self.check(name, array, letters, allowed)
+        return array
+
+    def check(self, name: str, array: Shaped, letters: str, allowed: tuple[str, ...]) -> None:
+        """Raise InputError unless the axes of `array` are `letters` and its dtype is one of `allowed`."""
         axes = _split(letters)
         if array.ndim != len(axes):
             raise InputError(
@@ -99,7 +117,6 @@ class Axes(dict[str, int]):
                     f"{name} is {list(array.shape)}, expected [{', '.join(axes)}] with {letter} = {self[letter]}"
                     f" on axis {axes.index(letter)}"
                 )
-        return array
 
 
 @cache

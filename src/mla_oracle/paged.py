@@ -12,7 +12,7 @@ from . import dtypes
 from .arrays import Array, Axes, aligned, as_array, bytes_of
 from .backends import KERNELS, choose, machine
 from .checks import choice, number, number_type, positive_scale, thread_count, value_width
-from .errors import InputError
+from .errors import InputError, UnsupportedError
 from .geometry import show
 
 LOG2E = 1.4426950408889634
@@ -41,6 +41,8 @@ def decode_paged(
     lse_base: str = "e",
     empty_lse: float = -math.inf,
     out_dtype: str | None = None,
+    stream: object = None,
+    check_ids: bool = False,
 ) -> Attention:
     """Decode attention over a paged latent cache: key = the whole row, value = its first `head_dim_v` elements.
 
@@ -63,6 +65,11 @@ def decode_paged(
     fast tier. `threads` (None: what mla_oracle.fast.threads.set_threads set, else every processor this process may use)
     does not change a bit of the result.
 
+    Backend "cuda" takes arrays on a GPU as well (DLPack or __cuda_array_interface__: torch, cupy), without a copy and
+    without waiting for them: it queues its work on `stream` (a handle, or an object with __cuda_stream__; None is the
+    default stream), and out and lse are mla_oracle.gpu.foreign.DeviceArrays there, f32. A block_table or seq_lens on
+    the GPU is checked only if `check_ids`, which waits.
+
     Precision "f64": a score of -inf has weight 0 and its value is not touched, a row of nothing else is an empty
     row, a visible NaN (or a score of +inf) makes out and lse NaN; fast, cuda and ptx do so in "f32" too. Strict "f32"
     keeps the online recurrence's own non-finite cases: NaN out with lse `empty_lse`.
@@ -76,6 +83,31 @@ def decode_paged(
     if out_dtype is not None:
         choice("out_dtype", out_dtype, dtypes.STORED)
     real, allowed = number_type(precision)
+    scale = positive_scale(softmax_scale, precision)
+    unit = 1.0 if choice("lse_base", lse_base, ("e", "2")) == "e" else LOG2E
+    empty_lse = number("empty_lse", empty_lse)
+    if backend == "cuda":
+        from .gpu import calls
+
+        if calls.any_foreign(q, kv_cache, block_table, seq_lens):
+            choose(backend, 0, isa)
+            if precision != "f32" or out_dtype not in (None, "f32"):
+                raise UnsupportedError("arrays on a GPU are computed in precision 'f32', with out_dtype 'f32'")
+            arrays = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
+            return Attention(
+                *calls.decode_paged(
+                    arrays,
+                    softmax_scale=scale,
+                    head_dim_v=head_dim_v,
+                    causal=bool(causal),
+                    lse_unit=unit,
+                    empty_lse=empty_lse,
+                    stream=stream,
+                    check_ids=check_ids,
+                )
+            )
+    if stream is not None:
+        raise InputError(f"stream is {show(stream)}, expected None without arrays on a GPU and backend 'cuda'")
     q = as_array("q", q)
     has_tokens = q.ndim != 3
     axes = Axes()
@@ -83,10 +115,7 @@ def decode_paged(
     kv_cache = axes.take("kv_cache", kv_cache, "num_blocks block_size D", allowed)
     block_table = axes.take("block_table", block_table, "B max_blocks", ("i32",))
     seq_lens = axes.take("seq_lens", seq_lens, "B", ("i32",))
-    scale = positive_scale(softmax_scale, precision)
     head_dim_v = value_width(head_dim_v, axes["D"])
-    unit = 1.0 if choice("lse_base", lse_base, ("e", "2")) == "e" else LOG2E
-    empty_lse = number("empty_lse", empty_lse)
     block_table, seq_lens = aligned(block_table), aligned(seq_lens)
     tokens = count_tokens(block_table, seq_lens, axes["num_blocks"], axes["block_size"])
 

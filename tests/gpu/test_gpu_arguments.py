@@ -73,6 +73,12 @@ def test_launches_that_no_device_takes_are_refused(grid: tuple, block: tuple, sm
         check_shape("k", grid, block, smem)
 
 
+def test_a_launch_asks_for_no_more_shared_memory_than_its_kernel_declares() -> None:
+    check_shape("k", (1, 1, 1), (1, 1, 1), 100, 100)
+    with pytest.raises(InputError, match="dynamic shared memory of k is 101 bytes, it declares 100 at most"):
+        check_shape("k", (1, 1, 1), (1, 1, 1), 101, 100)
+
+
 def test_a_span_holds_every_byte_of_an_array() -> None:
     whole = np.zeros((4, 6), np.float32)
     for view in (whole, whole[::-1, ::2], whole[:, ::-1], whole[1:3, 5:], whole[:0], np.broadcast_to(whole[0], (9, 6))):

@@ -54,8 +54,8 @@ def pack(kernel: str, widths: Sequence[int], args: Sequence[Argument]) -> list[b
     return packed
 
 
-def check_shape(kernel: str, grid: Dim, block: Dim, smem: int) -> None:
-    """Raise InputError for a launch that no device takes."""
+def check_shape(kernel: str, grid: Dim, block: Dim, smem: int, most_smem: int | None = None) -> None:
+    """Raise InputError for a launch that no device takes, or for more shared memory than the kernel declares."""
     for what, dim, limits in (
         ("grid", grid, (2**31 - 1, 65535, 65535)),
         ("block", block, (1024, 1024, 64)),
@@ -67,6 +67,8 @@ def check_shape(kernel: str, grid: Dim, block: Dim, smem: int) -> None:
         raise InputError(f"block of {kernel} is {block}, expected 1024 threads or fewer")
     if smem < 0:
         raise InputError(f"dynamic shared memory of {kernel} is {smem} bytes, expected 0 or more")
+    if most_smem is not None and smem > most_smem:
+        raise InputError(f"dynamic shared memory of {kernel} is {smem} bytes, it declares {most_smem} at most")
 
 
 def _pointer(arg: Buffer | None) -> bytes:

@@ -27,7 +27,7 @@ from mla_oracle import dtypes
 from mla_oracle.arrays import Array
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.gpu import cache, driver, foreign, sources
-from mla_oracle.gpu.arguments import Argument, check_shape, pack, signatures
+from mla_oracle.gpu.arguments import Argument, check_shape, dynamic_smem, pack, signatures
 from mla_oracle.gpu.foreign import DeviceArray
 from mla_oracle.gpu.machine import Buffer, Dim, Kernel, contiguous, span
 from mla_oracle.gpu.nvrtc import Compiled
@@ -45,7 +45,8 @@ class Function:
     handle: Any
     widths: tuple[int, ...]
     static_smem: int
-    most_smem: int = FREE_SMEM
+    declared_smem: int | None
+    allowed_smem: int = FREE_SMEM
 
     def __str__(self) -> str:
         return f"{self.name} of {self.file} for {self.arch}"
@@ -123,13 +124,13 @@ class Device:
             module = self._call(f"loading {what} {made}", "cuModuleLoadData", compiled.cubin)
             handle = self._call(f"loading {what}", "cuModuleGetFunction", module, name.encode())
             smem = self._call(f"asking the shared memory of {what}", "cuFuncGetAttribute", static, handle)
-        return Function(file, name, self.arch, handle, widths, int(smem))
+        return Function(file, name, self.arch, handle, widths, int(smem), dynamic_smem(compiled.ptx).get(name))
 
     def launch(self, kernel: Kernel, grid: Dim, block: Dim, smem: int, *args: Argument) -> None:
         """Queue `kernel`; see `Machine.launch`. Raises InputError, UnsupportedError where the device is too small."""
         if not isinstance(kernel, Function):
             raise InputError(f"{kernel.name} is another machine's kernel, expected one of this device's")
-        check_shape(kernel.name, grid, block, smem)
+        check_shape(kernel.name, grid, block, smem, kernel.declared_smem)
         data = [ctypes.create_string_buffer(value, len(value)) for value in pack(kernel.name, kernel.widths, args)]
         pointers = (ctypes.c_void_p * len(data))(*(ctypes.addressof(value) for value in data))
         where = f"{kernel}, grid {grid}, block {block}, {smem} bytes of dynamic shared memory"
@@ -148,11 +149,11 @@ class Device:
         most = self._primary.most_smem - kernel.static_smem
         if smem > most:
             raise UnsupportedError(f"{kernel} needs {smem} bytes of dynamic shared memory, the device has {most}")
-        if smem > kernel.most_smem:
+        if smem > kernel.allowed_smem:
             which = driver.load().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             doing = f"allowing {kernel} {most} bytes of dynamic shared memory"
             self._call(doing, "cuFuncSetAttribute", kernel.handle, which, most)
-            kernel.most_smem = most
+            kernel.allowed_smem = most
 
     def _allocate(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...], low: int, high: int
