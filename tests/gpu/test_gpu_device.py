@@ -153,7 +153,7 @@ for stream in ("s", True, -1, 0.5):
     refused(lambda: Device(0, stream))
 """
     first, *others = on_fake(HEAD + script).stdout.splitlines()
-    assert first == "[0, 0, 0, 2, 112]"
+    assert first == "[1, 1, 1, 2, 112]"
     assert len(others) == 4
     assert all(" expected a handle or an object with __cuda_stream__" in line for line in others)
 

@@ -47,7 +47,7 @@ Device(0).upload(Interface(x, stream=2))
     assert calls == [
         ["cuEventCreate", "2"], ["cuEventRecord", "0xe0", "0x80"], ["cuStreamWaitEvent", "0x70", "0xe0", "0"],
         ["cuEventDestroy", "0xe0"],
-        ["cuEventCreate", "2"], ["cuEventRecord", "0xe0", "0x2"], ["cuStreamWaitEvent", "(nil)", "0xe0", "0"],
+        ["cuEventCreate", "2"], ["cuEventRecord", "0xe0", "0x2"], ["cuStreamWaitEvent", "0x1", "0xe0", "0"],
         ["cuEventDestroy", "0xe0"],
     ], ran.stderr  # fmt: skip
 

@@ -32,6 +32,7 @@ from mla_oracle.gpu.foreign import DeviceArray
 from mla_oracle.gpu.machine import Buffer, Dim, Kernel, contiguous, span
 from mla_oracle.gpu.nvrtc import Compiled
 
+LEGACY = 1  # the legacy default stream by its own handle: 0 is another one where CUDA_PYTHON_* variables say so
 FREE_SMEM = 48 * 1024  # dynamic shared memory that needs no asking
 
 
@@ -163,7 +164,7 @@ class Device:
         with self._current():
             base = int(self._call(f"taking {size} bytes on device {self.ordinal}", name, size, *where))
         return DeviceArray(
-            base - low, shape, dtype, strides, _Memory(self, base), ordinal=self.ordinal, after=self.stream or 1
+            base - low, shape, dtype, strides, _Memory(self, base), ordinal=self.ordinal, after=self.stream
         )
 
     def _free(self, base: int) -> None:
@@ -174,7 +175,7 @@ class Device:
     def _borrow(self, array: DeviceArray) -> DeviceArray:
         if array.ordinal != self.ordinal:
             raise InputError(f"array is on CUDA device {array.ordinal}, expected device {self.ordinal}")
-        if array.after is not None and array.after != (self.stream or 1):
+        if array.after is not None and array.after != self.stream:
             doing = f"making stream {self.stream:#x} wait for stream {array.after:#x}"
             untimed = driver.load().CUevent_flags.CU_EVENT_DISABLE_TIMING
             with self._current():
@@ -261,7 +262,7 @@ def _stream_handle(stream: object) -> int:
     elif hasattr(stream, "cuda_stream"):
         stream = stream.cuda_stream
     if stream is None:
-        return 0
+        return LEGACY
     if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:
         raise InputError(f"stream is {stream!r}, expected a handle or an object with __cuda_stream__")
-    return 0 if stream == 1 else stream
+    return stream or LEGACY

@@ -72,8 +72,8 @@ def device_of(arrays: Mapping[str, object]) -> int | None:
     return found[1] if found else None
 
 
-def take(name: str, value: Any, stream: int = 0) -> DeviceArray:
-    """`value`, an array in CUDA memory, for use on `stream` of its device. Raises InputError."""
+def take(name: str, value: Any, stream: int = 1) -> DeviceArray:
+    """`value`, an array in CUDA memory, for use on `stream` (1: the default) of its device. Raises InputError."""
     if isinstance(value, DeviceArray):
         return value
     array = _from_dlpack(name, value, stream) if hasattr(value, "__dlpack__") else _from_interface(name, value)
@@ -93,15 +93,13 @@ def check_strides(name: str, pointer: int, strides: tuple[int, ...], itemsize: i
 def _from_dlpack(name: str, value: Any, stream: int) -> DeviceArray:
     from mla_oracle._dlpack import Borrowed
 
-    # DLPack calls the legacy default stream 1: its 0 is neither that nor the per-thread one.
-    wait = {"stream": stream or 1}
     try:
         if hasattr(value, "is_neg") and value.is_neg():
             raise BufferError("torch exports a negative view without its sign, use tensor.resolve_neg()")
         try:
-            capsule = value.__dlpack__(**wait, max_version=(1, 0))
+            capsule = value.__dlpack__(stream=stream, max_version=(1, 0))
         except TypeError:
-            capsule = value.__dlpack__(**wait)
+            capsule = value.__dlpack__(stream=stream)
         borrowed = Borrowed(capsule)
     except Exception as error:
         line = " ".join(str(error).split()) or type(error).__name__
