@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .checks import choice
 from .errors import InputError, UnsupportedError
+from .geometry import show
 
 if TYPE_CHECKING:
     from .gpu.machine import Machine
@@ -37,6 +38,12 @@ def choose_kernels(backend: str) -> str | None:
     """"cuda" or "ptx", or None for the loops of a form that has one tier alone. Raises InputError."""
     choice("backend", backend, tuple(name for name in BACKENDS if name != "fast"))
     return backend if backend in KERNELS else None
+
+
+def refuse_stream(stream: object) -> None:
+    """Raise InputError for a stream, where the arrays are not on a GPU."""
+    if stream is not None:
+        raise InputError(f"stream is {show(stream)}, expected None without arrays on a GPU and backend 'cuda'")
 
 
 def machine(backend: str, precision: str = "f32", threads: int | None = None) -> Machine:

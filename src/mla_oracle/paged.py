@@ -10,7 +10,7 @@ import numpy as np
 
 from . import dtypes
 from .arrays import Array, Axes, aligned, as_array, bytes_of
-from .backends import KERNELS, choose, machine
+from .backends import KERNELS, choose, machine, refuse_stream
 from .checks import choice, number, number_type, positive_scale, thread_count, value_width
 from .errors import InputError, UnsupportedError
 from .geometry import show
@@ -106,8 +106,7 @@ def decode_paged(
                     check_ids=check_ids,
                 )
             )
-    if stream is not None:
-        raise InputError(f"stream is {show(stream)}, expected None without arrays on a GPU and backend 'cuda'")
+    refuse_stream(stream)
     q = as_array("q", q)
     has_tokens = q.ndim != 3
     axes = Axes()

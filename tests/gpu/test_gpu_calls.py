@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""decode_paged of arrays on a GPU, on the fake driver: where they go, what is checked, and that nobody waits."""
+"""The public functions on a GPU's arrays, on the fake driver: where they go, what is checked, that nobody waits."""
 
 from scripts import HEAD, Script
 
@@ -127,3 +127,91 @@ print(type(out).__name__, out.shape, np.isnan(out).all())  # what nobody wrote i
 def test_without_a_device_it_is_missing(on_fake: Script) -> None:
     ran = on_fake(HEAD + CASE + "refused(lambda: mla_oracle.decode_paged(**on_gpu(), **options))", DEVICES=0)
     assert ran.stdout == "MissingError the NVIDIA driver finds no CUDA device\n", ran.stderr
+
+
+ROWS = """
+import mla_oracle
+rows = {
+    "kv_cache": np.zeros((7, 5, 24), np.float16),
+    "c_kv": np.ones((4, 16), np.float16),
+    "k_pe": np.ones((4, 8), np.float16),
+    "slot_mapping": np.int64([34, -1, 0]),
+}
+there = {name: Dlpack(array) for name, array in rows.items()}
+def append(**changed):
+    return mla_oracle.append_kv(**there | changed, backend="cuda", stream=0x70)
+print(" ".join(rows[n].ctypes.data.to_bytes(8, "little").hex() for n in ("c_kv", "k_pe", "slot_mapping", "kv_cache")))
+"""
+
+
+def test_a_cache_on_the_gpu_is_written_where_it_lies(on_fake: Script) -> None:
+    ran = on_fake(HEAD + ROWS + "append()", PARAMS="8,8,8,8,4,4,4")
+    (call,) = ran.named("cuLaunchKernel")
+    assert call[0] == "append_rows_f16" and "0x70" in call, ran.stderr
+    assert " ".join(call[-7:-3]) == ran.stdout.strip()
+    assert call[-3:] == ["10000000", "08000000", "05000000"]
+    assert ran.named("cuMemAllocAsync") == [] and not WAITS & {call[0] for call in ran.calls}
+
+
+def test_slots_on_the_host_are_checked_and_a_cache_must_be_there_to_write(on_fake: Script) -> None:
+    script = """
+append(slot_mapping=rows["slot_mapping"])
+refused(lambda: append(slot_mapping=np.int64([35])))
+refused(lambda: append(slot_mapping=np.int64([3, 3])))
+refused(lambda: append(k_pe=Dlpack(rows["k_pe"][:, :7])))
+refused(lambda: append(kv_cache=rows["kv_cache"]))
+refused(lambda: append(kv_cache=Interface(rows["kv_cache"], data=(rows["kv_cache"].ctypes.data, True))))
+refused(lambda: mla_oracle.append_kv(**rows, stream=0x70))
+"""
+    ran = on_fake(HEAD + ROWS + script)
+    assert ran.stdout.splitlines()[1:] == [
+        "InputError slot_mapping[0] is 35, expected below 35, the slots of kv_cache",
+        "InputError slot_mapping[1] is 3, which slot_mapping[0] already is",
+        "InputError kv_cache rows are 24 wide, expected c_kv's 16 + k_pe's 7 elements",
+        "InputError kv_cache is on the host, the rows on a GPU, expected an array to write into",
+        "InputError kv_cache is read-only, expected an array to write into",
+        "InputError stream is 112, expected None without arrays on a GPU and backend 'cuda'",
+    ], ran.stderr
+
+
+STATES = """
+import mla_oracle
+partial_out, partial_lse = np.ones((3, 2, 5, 16), ml_dtypes.bfloat16).view(np.float16), np.ones((3, 2, 5), np.float32)
+def merge(out=partial_out, lse=partial_lse, **options):
+    return mla_oracle.merge_states(Dlpack(out), Dlpack(lse), backend="cuda", stream=0x70, **options)
+"""
+
+
+def test_states_on_the_gpu_are_merged_there(on_fake: Script) -> None:
+    script = """
+out, lse = merge(lse_base="2", empty_lse=-7)
+print(out.shape, out.strides, lse.shape, lse.strides, out.dtype)
+print(*(array.pointer.to_bytes(8, "little").hex() for array in (out, lse)))
+"""
+    ran = on_fake(HEAD + STATES + script, PARAMS="8,8,4,4,4,8,8,4,4")
+    shapes, results = ran.stdout.splitlines()
+    assert shapes == "(2, 5, 16) (320, 64, 4) (2, 5) (20, 4) float32", ran.stderr
+    (call,) = ran.named("cuLaunchKernel")
+    assert call[0] == "merge_states_f16" and call[2] == "10"
+    # ln 2, -7, -7; out, lse; S, V
+    assert call[-7:-4] == ["1872313f", "0000e0c0", "0000e0c0"]
+    assert call[-4:] == [*results.split(), "03000000", "10000000"]
+    assert ran.named("cuMemcpyHtoDAsync") == [] and not WAITS & {call[0] for call in ran.calls}
+
+
+def test_states_that_no_kernel_merges_are_refused(on_fake: Script) -> None:
+    script = """
+refused(lambda: merge(lse=partial_lse[:, :1]))
+refused(lambda: merge(lse=partial_lse.astype(np.float16)))
+refused(lambda: merge(out=partial_out[..., ::2]))
+refused(lambda: merge(precision="f64"))
+refused(lambda: mla_oracle.merge_states(partial_out, partial_lse, stream=0x70))
+"""
+    ran = on_fake(HEAD + STATES + script)
+    assert ran.stdout.splitlines() == [
+        "InputError partial_lse is [3, 1, 5], expected [S, ...] with partial_out [S, ..., V], which is [3, 2, 5, 16]",
+        "InputError partial_lse is f16, expected f32",
+        "InputError partial_out has a stride of 320 bytes on axis 0, expected 160 (contiguous)",
+        "UnsupportedError arrays on a GPU are computed in precision 'f32'",
+        "InputError stream is 112, expected None without arrays on a GPU and backend 'cuda'",
+    ], ran.stderr

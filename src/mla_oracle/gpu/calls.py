@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged decode of arrays that lie on a GPU: nothing is copied but what is on the host, and the host does not wait.
+"""Forms of arrays that lie on a GPU: nothing is copied but what is on the host, and the host does not wait.
 
 Results are on the device too: DeviceArrays, which cupy.asarray and torch.as_tensor take as they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from mla_oracle import states
+from mla_oracle.append import check_shapes, check_slots
 from mla_oracle.arrays import FLOATS, Axes, aligned, as_array
 from mla_oracle.checks import value_width
+from mla_oracle.errors import InputError
 from mla_oracle.gpu import foreign, forms, layout
 from mla_oracle.gpu.device import Device
 from mla_oracle.gpu.foreign import DeviceArray
+from mla_oracle.gpu.machine import contiguous
 from mla_oracle.paged import count_tokens
 
 
@@ -42,11 +47,7 @@ def decode_paged(
     otherwise they are taken as they are. With seq_lens on the device, there is scratch for the longest row that the
     block table can hold.
     """
-    device = Device(foreign.device_of(arrays) or 0, stream)
-    taken: dict[str, Any] = {
-        name: foreign.take(name, array, device.stream) if foreign.is_foreign(array) else aligned(as_array(name, array))
-        for name, array in arrays.items()
-    }
+    device, taken = _take(arrays, stream)
     axes = Axes()
     has_tokens = taken["q"].ndim != 3
     axes.check("q", taken["q"], "B T H D" if has_tokens else "B H D", FLOATS)
@@ -61,9 +62,7 @@ def decode_paged(
     if isinstance(table, np.ndarray) and isinstance(lengths, np.ndarray):
         count_tokens(table, lengths, *blocks)
         check_ids = False
-    q, cache, table, lengths = (
-        layout.put(device, array) if isinstance(array, np.ndarray) else device.upload(array) for array in taken.values()
-    )
+    q, cache, table, lengths = _put(device, taken)
     if check_ids and forms.check_ids(device, table, lengths, *blocks)[0] >= 0:
         count_tokens(device.download(table), device.download(lengths), *blocks)
     if not has_tokens:
@@ -73,10 +72,63 @@ def decode_paged(
     forms.decode_paged(
         device, q, cache, table, lengths, softmax_scale, causal, lse_unit, empty_lse, out, lse, longest=longest
     )
-    return (out, lse) if has_tokens else (_without_token(out), _without_token(lse))
+    if has_tokens:
+        return out, lse
+    return _reshape(out, (*lse.shape[::2], width)), _reshape(lse, lse.shape[::2])
 
 
-def _without_token(array: DeviceArray) -> DeviceArray:
-    return replace(
-        array, shape=(array.shape[0], *array.shape[2:]), strides=(array.strides[0], *array.strides[2:])
-    )
+def append_kv(arrays: Mapping[str, object], stream: object) -> None:
+    """`mla_oracle.append_kv` of its four arrays by name, on the device that kv_cache lies on."""
+    device, taken = _take(arrays, stream)
+    axes = Axes()
+    cache, slots = taken["kv_cache"], taken["slot_mapping"]
+    check_shapes(axes, *taken.values())
+    if isinstance(cache, np.ndarray) or cache.readonly:
+        where = "on the host, the rows on a GPU" if isinstance(cache, np.ndarray) else "read-only"
+        raise InputError(f"kv_cache is {where}, expected an array to write into")
+    if isinstance(slots, np.ndarray):
+        check_slots(slots, axes["num_blocks"] * axes["block_size"])
+    forms.append(device, *_put(device, taken))
+
+
+def merge_states(
+    arrays: Mapping[str, object], lse_unit: float, empty_lse: float, stream: object
+) -> tuple[Any, Any]:
+    """out and lse of `mla_oracle.merge_states` for its two arrays by name, on the device that those on a GPU share."""
+    device, taken = _take(arrays, stream)
+    states.check_shapes(*taken.values())
+    partial_out, partial_lse = _put(device, taken)
+    layout.packed("partial_out", partial_out, partial_out.shape, *FLOATS)
+    layout.packed("partial_lse", partial_lse, partial_lse.shape, "f32")
+    S, *rows, V = partial_out.shape
+    N = math.prod(rows)
+    out, lse = device.empty((*rows, V), np.float32), device.empty(tuple(rows), np.float32)
+    with np.errstate(over="ignore"):
+        marker = float(np.float32(empty_lse))
+    partial = _reshape(partial_out, (S, N, V)), _reshape(partial_lse, (S, N))
+    forms.merge(device, *partial, lse_unit, marker, empty_lse, _reshape(out, (N, V)), _reshape(lse, (N,)))
+    return out, lse
+
+
+def _reshape(array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+    """A contiguous array in another shape."""
+    return replace(array, shape=shape, strides=contiguous(shape, array.dtype.itemsize))
+
+
+def _take(arrays: Mapping[str, object], stream: object) -> tuple[Device, dict[str, Any]]:
+    """The device that those on a GPU share, and the arrays as DeviceArrays or numpy arrays."""
+    device = Device(foreign.device_of(arrays) or 0, stream)
+    return device, {
+        name: foreign.take(name, array, device.stream) if foreign.is_foreign(array) else aligned(as_array(name, array))
+        for name, array in arrays.items()
+    }
+
+
+def _put(device: Device, taken: Mapping[str, Any]) -> list[Any]:
+    """Buffers of what was taken: a copy of a numpy array, the array itself where it is on the device."""
+    return [
+        layout.put(device, np.ascontiguousarray(array) if array.ndim == 1 else array)
+        if isinstance(array, np.ndarray)
+        else device.upload(array)
+        for array in taken.values()
+    ]
