@@ -46,9 +46,13 @@ there = on_gpu()
 tables = {name: case[name] for name in ("block_table", "seq_lens")}
 out, lse = mla_oracle.decode_paged(**there | tables, **options)
 refused(lambda: mla_oracle.decode_paged(**there | tables | {"seq_lens": np.int32([12, 15])}, **options))
+refused(lambda: mla_oracle.decode_paged(**there | {"seq_lens": np.int32([16, 0])}, **options))
+refused(lambda: mla_oracle.decode_paged(**there | {"kv_cache": Dlpack(case["kv_cache"][:, :0])}, **options))
 """
     ran = on_fake(HEAD + CASE + script)
     assert ran.stdout.startswith("InputError block_table[1, 2] is 9, expected 0 to 6: seq_lens[1] is 15"), ran.stderr
+    assert "InputError seq_lens[0] is 16, expected at most 15" in ran.stdout
+    assert "InputError kv_cache has block_size 0" in ran.stdout
     assert [call[0] for call in ran.named("cuMemcpyHtoDAsync")] == ["24", "8"]
     assert not WAITS & {call[0] for call in ran.calls}
 

@@ -57,13 +57,14 @@ def decode_paged(
     width = value_width(head_dim_v, axes["D"])
     blocks = axes["num_blocks"], axes["block_size"]
 
-    table, lengths = taken["block_table"], taken["seq_lens"]
-    longest = int(lengths.max(initial=0)) if isinstance(lengths, np.ndarray) else None
-    if isinstance(table, np.ndarray) and isinstance(lengths, np.ndarray):
-        count_tokens(table, lengths, *blocks)
-        check_ids = False
+    tables = taken["block_table"], taken["seq_lens"]
+    on_host = [isinstance(array, np.ndarray) for array in tables]
+    # What is on the host is checked there; zeros stand for what is not.
+    known = [array if host else np.zeros(array.shape, np.int32) for array, host in zip(tables, on_host, strict=True)]
+    count_tokens(known[0], known[1], *blocks)
+    longest = int(tables[1].max(initial=0)) if on_host[1] else None
     q, cache, table, lengths = _put(device, taken)
-    if check_ids and forms.check_ids(device, table, lengths, *blocks)[0] >= 0:
+    if check_ids and not all(on_host) and forms.check_ids(device, table, lengths, *blocks)[0] >= 0:
         count_tokens(device.download(table), device.download(lengths), *blocks)
     if not has_tokens:
         q = replace(q, shape=(q.shape[0], 1, *q.shape[1:]), strides=(q.strides[0], 0, *q.strides[1:]))
