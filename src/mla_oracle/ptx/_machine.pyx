@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+# Runs blocks of threads: the entry of the interpreter's compiled half.
+#
+# _schedule.pxd decides which lanes execute, _execute.pxd computes, _access.pxd and its neighbours move memory,
+# _races.pxd watches it. This file gives a worker its room and turns its findings into numbers for faults.py.
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from mla_oracle.ptx._block cimport (
+    EXITED, MAX_LANES, OPERANDS, PIECE, RUNNING, WARP, Barrier, Block, Copies, Instr, Launch, Piece,
+)
+from mla_oracle.ptx._opcodes cimport *
+from mla_oracle.ptx._races cimport forget
+from mla_oracle.ptx._schedule cimport run_block
+
+cdef extern from * nogil:
+    int64_t fetch_add "__atomic_fetch_add"(int64_t* address, int64_t by, int order)
+    int RELAXED "__ATOMIC_RELAXED"
+
+# Rows that differ from lane to lane or from block to block; program.SPECIAL has the same order.
+cdef enum Special:
+    TID_X, TID_Y, TID_Z, LANEID, WARPID, MASK_EQ, MASK_LT, MASK_LE, MASK_GT, MASK_GE, CTAID_X, CTAID_Y, CTAID_Z
+
+
+cdef bint take_room(Block* b, const Launch* launch) noexcept nogil:
+    """All the memory a worker needs, zeros; False: there is not enough."""
+    cdef size_t lanes = launch.lanes, spans = launch.spans
+    cdef size_t cells = 16 // launch.granule
+    memset(b, 0, sizeof(Block))
+    b.launch = launch
+    b.rows = <uint8_t*>calloc(lanes * 4, launch.rows)
+    b.live = <uint32_t*>calloc(lanes, 4)
+    b.mask = <uint32_t*>calloc(lanes, 4)
+    b.guarded = <uint32_t*>calloc(lanes, 4)
+    b.pcs = <int32_t*>calloc(lanes, 4)
+    b.states = <int32_t*>calloc(lanes, 4)
+    b.barrier_of = <int32_t*>calloc(lanes, 4)
+    b.where = <uint64_t*>calloc(lanes, 8)
+    b.scratch = <uint8_t*>calloc(OPERANDS, PIECE)
+    b.shared = <uint8_t*>calloc(spans + 1, 16)
+    b.local = <uint8_t*>calloc(lanes, launch.local_size + 1)
+    b.local_written = <uint8_t*>calloc(lanes, launch.local_size + 1)
+    b.last_piece = <int32_t*>calloc(launch.length, 4)
+    b.shadow.writes = <uint32_t*>calloc(spans * cells + 1, 4)
+    b.shadow.reads = <uint32_t*>calloc(spans * cells * launch.warps + 1, 4)
+    b.shadow.last_write = <uint32_t*>calloc(spans + 1, 4)
+    b.shadow.last_read = <uint32_t*>calloc(spans + 1, 4)
+    b.shadow.written = <uint16_t*>calloc(spans + 1, 2)
+    return not (
+        b.rows == NULL or b.live == NULL or b.mask == NULL or b.guarded == NULL or b.pcs == NULL
+        or b.states == NULL or b.barrier_of == NULL or b.where == NULL or b.scratch == NULL or b.shared == NULL
+        or b.local == NULL or b.local_written == NULL or b.last_piece == NULL or b.shadow.writes == NULL
+        or b.shadow.reads == NULL or b.shadow.last_write == NULL or b.shadow.last_read == NULL
+        or b.shadow.written == NULL
+    )
+
+
+cdef void give_back(Block* b) noexcept nogil:
+    cdef int w
+    for w in range(b.launch.warps):
+        free(b.copies[w].items)
+    free(b.rows); free(b.live); free(b.mask); free(b.guarded); free(b.pcs); free(b.states); free(b.barrier_of)
+    free(b.where); free(b.scratch); free(b.shared); free(b.local); free(b.local_written); free(b.last_piece)
+    free(b.shadow.writes); free(b.shadow.reads); free(b.shadow.last_write); free(b.shadow.last_read)
+    free(b.shadow.written)
+
+
+cdef void fill(Block* b, const int64_t* constants, Py_ssize_t n) noexcept nogil:
+    """Constant rows. constants: [n][4] of row, bytes per lane, special or -1, value."""
+    cdef Py_ssize_t k, lane, lanes = b.launch.lanes
+    cdef int64_t value
+    cdef uint8_t* row
+    for k in range(n):
+        row = b.rows + constants[4 * k] * lanes * 4
+        for lane in range(lanes):
+            value = constants[4 * k + 3]
+            if constants[4 * k + 2] >= 0:
+                value = special(b, <int>constants[4 * k + 2], lane)
+            if constants[4 * k + 1] == 8:
+                (<int64_t*>row)[lane] = value
+            elif constants[4 * k + 1] == 4:
+                (<int32_t*>row)[lane] = <int32_t>value
+            else:
+                (<uint16_t*>row)[lane] = <uint16_t>value
+
+
+cdef int64_t special(const Block* b, int which, Py_ssize_t lane) noexcept nogil:
+    # 10: special registers
+    cdef const int32_t* size = b.launch.block
+    cdef const int32_t* grid = b.launch.grid
+    cdef uint32_t bit = <uint32_t>1 << (lane & 31)
+    if which == TID_X:
+        return lane % size[0]
+    if which == TID_Y:
+        return lane // size[0] % size[1]
+    if which == TID_Z:
+        return lane // size[0] // size[1]
+    if which == LANEID:
+        return lane & 31
+    if which == WARPID:
+        return lane >> 5
+    if which == MASK_EQ:
+        return bit
+    if which == MASK_LT:
+        return bit - 1
+    if which == MASK_LE:
+        return bit | (bit - 1)
+    if which == MASK_GT:
+        return <uint32_t>~(bit | (bit - 1))
+    if which == MASK_GE:
+        return <uint32_t>~(bit - 1)
+    if which == CTAID_X:
+        return b.index % grid[0]
+    if which == CTAID_Y:
+        return b.index // grid[0] % grid[1]
+    return b.index // grid[0] // grid[1]
+
+
+cdef void begin(Block* b, int64_t index) noexcept nogil:
+    """Block `index` is about to run. Shared memory and registers start as the same bytes whoever ran here before."""
+    cdef const Launch* launch = b.launch
+    cdef Py_ssize_t k
+    b.index = index
+    memset(b.shared, 0xFF, <size_t>launch.spans * 16)
+    memset(b.local, 0xFF, <size_t>launch.local_size * launch.lanes)
+    memset(b.local_written, 0, <size_t>launch.local_size * launch.lanes)
+    memset(b.rows + <Py_ssize_t>launch.constants * launch.lanes * 4, 0,
+           <size_t>(launch.rows - launch.constants) * launch.lanes * 4)
+    memset(b.barriers, 0, sizeof(b.barriers))
+    memset(b.committed, 0, sizeof(b.committed))
+    for k in range(launch.lanes):
+        b.live[k] = 0xFFFFFFFF if k < launch.threads else 0
+        b.states[k] = RUNNING if k < launch.threads else EXITED
+        b.pcs[k] = 0
+    for k in range(launch.warps):
+        b.copies[k].length = 0
+    b.steps = 0
+    if launch.checks:
+        forget(b)
+
+
+def run(
+    const uint8_t[::1] code,            # [n] of program.INSTR
+    const int32_t[::1] targets,         # of brx.idx
+    const int64_t[:, ::1] constants,    # [n][4]: row, bytes per lane, special or -1, value
+    const uint8_t[::1] pieces,          # [n] of memory.PIECE, by address
+    const int32_t[::1] shape,           # grid x y z, block x y z, rows, constant rows, granule, checks
+    Py_ssize_t shared_size,
+    Py_ssize_t local_size,
+    int64_t[::1] shared_state,          # the next block to run; stop after a fault. Zeros at first, all workers' own.
+):
+    """Run blocks until none is left or one has failed. Each thread of a launch calls this with the same arguments.
+
+    Returns (block, instruction, fault, lane, other lane, address, size, space, extra) of this worker's first fault
+    or None, and the instructions at which lanes that had exited were missing from a barrier.
+    """
+    cdef Launch launch
+    cdef Block block
+    cdef int64_t index, blocks
+    cdef bint room, well = True
+    cdef int k
+    launch.code, launch.length = <const Instr*>&code[0], code.shape[0] // sizeof(Instr)
+    launch.pieces = <const Piece*>&pieces[0] if pieces.shape[0] else NULL
+    launch.n_pieces = pieces.shape[0] // sizeof(Piece)
+    launch.targets = &targets[0] if targets.shape[0] else NULL
+    for k in range(3):
+        launch.grid[k], launch.block[k] = shape[k], shape[3 + k]
+    launch.rows, launch.constants, launch.granule, launch.checks = shape[6], shape[7], shape[8], shape[9]
+    launch.threads = launch.block[0] * launch.block[1] * launch.block[2]
+    launch.warps = (launch.threads + WARP - 1) // WARP
+    launch.lanes = launch.warps * WARP
+    launch.shared_size, launch.spans = <uint32_t>shared_size, <uint32_t>((shared_size + 15) // 16)
+    launch.local_size = <uint32_t>local_size
+    blocks = <int64_t>launch.grid[0] * launch.grid[1] * launch.grid[2]
+    warned = set()
+    with nogil:
+        room = take_room(&block, &launch)
+        if room:
+            fill(&block, &constants[0, 0] if constants.shape[0] else NULL, constants.shape[0])
+            while not shared_state[1]:
+                index = fetch_add(&shared_state[0], 1, RELAXED)
+                if index >= blocks:
+                    break
+                begin(&block, index)
+                refill(&block, &constants[0, 0] if constants.shape[0] else NULL, constants.shape[0])
+                well = run_block(&block)
+                if block.warned:
+                    with gil:
+                        warned.add(block.warned - 1)
+                    block.warned = 0
+                if not well:
+                    shared_state[1] = 1
+                    break
+        give_back(&block)
+    if not room:
+        raise MemoryError('no memory for a block of threads')
+    if well:
+        return None, warned
+    return (
+        block.index, block.fault_pc, block.fault, block.fault_lane, block.fault_other, block.fault_address,
+        block.fault_size, block.fault_space, block.fault_extra,
+    ), warned
+
+
+cdef void refill(Block* b, const int64_t* constants, Py_ssize_t n) noexcept nogil:
+    """The rows that change from block to block."""
+    cdef Py_ssize_t k
+    for k in range(n):
+        if constants[4 * k + 2] >= CTAID_X:
+            fill(b, constants + 4 * k, 1)
+
+
+def sizes():
+    """(bytes of an instruction, bytes of a piece of memory), to hold program.INSTR and memory.PIECE against."""
+    return sizeof(Instr), sizeof(Piece)

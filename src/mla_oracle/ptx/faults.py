@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine found wrong, in one line: what, the kernel's source line, the PTX line, the block, the thread."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mla_oracle.errors import InputError
+from mla_oracle.ptx._opcodes import Fault as Code
+from mla_oracle.ptx._opcodes import Space
+from mla_oracle.ptx.memory import Memory
+
+
+class Fault(InputError):
+    """A kernel did what no kernel may. `what` is the text before the place."""
+
+    def __init__(self, message: str, what: str = ""):
+        super().__init__(message)
+        self.what = what
+
+
+class Found(NamedTuple):
+    """As _machine.run returns it."""
+
+    block: int
+    instruction: int
+    code: int
+    lane: int
+    other: int
+    address: int
+    size: int
+    space: int
+    extra: int
+
+
+def describe(found: Found, opcode: str, block: tuple[int, int, int], memory: Memory, shared_size: int, place) -> str:
+    """What happened. `place(instruction)` names a place in the source; `block` is the block's shape."""
+    thread, other = position(found.lane, block), position(found.other, block)
+    space = {Space.SHARED: "shared", Space.LOCAL: "local"}.get(found.space, "global")
+    access = f"{opcode} of {found.size} bytes at {space} {found.address:#x}"
+    match found.code:
+        case Code.OUT_OF_BOUNDS:
+            return f"out of bounds: {access}, {_beyond(found, memory, shared_size)}"
+        case Code.MISALIGNED:
+            return f"misaligned: {access}"
+        case Code.NEVER_WRITTEN:
+            return f"never written: {access}{_offset(found, memory)} reads bytes that nothing has written"
+        case Code.RACE_WRITE_READ:
+            return f"race: {access} reads what thread {other} wrote, no barrier between"
+        case Code.RACE_READ:
+            return f"race: {access} overwrites what thread {other} read, no barrier between"
+        case Code.RACE_WRITE_WRITE:
+            return f"race: {access} overwrites what thread {other} wrote, no barrier between"
+        case Code.IN_FLIGHT_READ:
+            return f"cp.async not waited for: {access} reads what thread {other} is still copying"
+        case Code.IN_FLIGHT_WRITE:
+            return f"cp.async not waited for: {access} overwrites what thread {other} is still copying"
+        case Code.UNFINISHED:
+            return f"cp.async not waited for: thread exits with {found.size} bytes to shared {found.address:#x} in flight"
+        case Code.DIVERGENT_BARRIER if found.extra:
+            return f"divergent barrier: {opcode} {found.address} meets threads that wait for it at {place(found.extra - 1)}"
+        case Code.DIVERGENT_BARRIER:
+            return f"divergent barrier: {opcode} without thread {other} of the same warp"
+        case Code.BARRIER_DEADLOCK:
+            return f"divergent barrier: {opcode} {found.address} is reached by {found.size} threads only, nobody else runs"
+        case Code.BAD_BARRIER:
+            return f"bad barrier: {opcode} with barrier {found.address} and {found.size} threads"
+        case Code.DIVERGENT_WARP:
+            return f"divergent warp: {opcode} waits for lanes of its warp that never come"
+        case Code.EXITED_LANES:
+            return f"divergent warp: {opcode} names lanes that have exited ({found.address:#x}), thread {other} for one"
+        case Code.NOT_IN_MASK:
+            what = "its own lane" if found.other < 0 else f"thread {other}, which it takes from"
+            return f"divergent warp: {opcode} with member mask {found.address:#x} without {what}"
+        case Code.DIFFERENT_MASKS:
+            return f"divergent warp: {opcode} with member mask {found.address:#x}, other lanes in it have another"
+        case Code.TRAPPED:
+            return "trap: the kernel stopped itself (trap or assert)"
+        case Code.RUNAWAY:
+            return "runaway: no barrier and no end in sight; threads that wait for each other in a loop never meet here"
+        case Code.WRONG_SPACE:
+            return f"mixed spaces: {opcode} at {found.address:#x} is in another state space than in the warp's first lane"
+        case Code.READ_ONLY:
+            return f"read-only: {access} writes to constant memory"
+    return f"too many synchronisations without a barrier of the whole block: {opcode}"
+
+
+def position(lane: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    return lane % shape[0], lane // shape[0] % shape[1], lane // shape[0] // shape[1]
+
+
+def _beyond(found: Found, memory: Memory, shared_size: int) -> str:
+    if found.space == Space.SHARED:
+        return f"the block has {shared_size} bytes"
+    if found.space == Space.LOCAL:
+        return "beyond the thread's stack"
+    piece = memory.nearest(found.address)
+    if piece is None:
+        return "a null pointer or no pointer at all"
+    return f"{found.address - piece.low} bytes into an array of {piece.host.nbytes}"
+
+
+def _offset(found: Found, memory: Memory) -> str:
+    piece = memory.nearest(found.address) if found.space == Space.GLOBAL else None
+    return f" ({found.address - piece.low} bytes into an array of {piece.host.nbytes})" if piece else ""

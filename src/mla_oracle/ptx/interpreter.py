@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interpreter: a gpu.machine.Machine that runs NVRTC's PTX on the CPU, and checks what a GPU hides.
+
+    machine = Interpreter("sm_90")
+    kernel = machine.kernel("paged.cu", "paged_decode_bf16")
+    machine.launch(kernel, (8, 1, 1), (256, 1, 1), smem, x, y, np.int32(n))
+
+Blocks run on all cores; what they compute and which fault is reported do not depend on how many. Tensor-core
+products are exact and summed in f32 in ascending order; approximate functions are rounded correctly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mla_oracle.arrays import Array
+from mla_oracle.errors import InputError
+from mla_oracle.fast import threads as pool
+from mla_oracle.gpu.machine import Buffer, Dim
+from mla_oracle.ptx.assembler import Program, assemble
+from mla_oracle.ptx.faults import Fault, Found, describe, position
+from mla_oracle.ptx.memory import Allocation, Memory
+from mla_oracle.ptx.parser import Module, parse
+
+MAX_THREADS = 1024
+# Bytes of shared memory a block may have (CUDA C++ programming guide, compute capabilities).
+MAX_SHARED = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10}
+MOST_SHARED = 227 << 10
+
+
+@dataclass(eq=False)
+class InterpretedKernel:
+    """A kernel of one Interpreter; `warnings` collects what its launches met that is no fault."""
+
+    file: str
+    name: str
+    module: Module
+    program: Program
+    variables: dict[str, Allocation]
+    warnings: list[str] = field(default_factory=list)
+
+    def place(self, instruction: int) -> str:
+        """Where an instruction comes from: cuda/x.cu:LINE, PTX line N."""
+        source = self.program.sources[instruction]
+        file = self.module.files.get(source.file, self.file)
+        return f"{file}:{source.line}, PTX line {self.program.code['line'][instruction]}"
+
+
+class Interpreter:
+    """`checks`: look for everything but bounds, too; `threads`: as in fast.threads.count."""
+
+    def __init__(self, arch: str = "sm_80", checks: bool = True, threads: int | None = None):
+        self.arch, self.checks, self.threads = arch, checks, threads
+        self.memory = Memory()
+        self._modules: dict[str, tuple[Module, dict[str, Allocation]]] = {}
+        self._kernels: dict[tuple[str, str], InterpretedKernel] = {}
+
+    def upload(self, array: Array) -> Buffer:
+        return self.memory.upload(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Buffer:
+        return self.memory.empty(shape, dtype)
+
+    def download(self, buffer: Buffer) -> Array:
+        return self.memory.download(buffer)
+
+    def kernel(self, file: str, name: str) -> InterpretedKernel:
+        """The kernel `name` of cuda/`file`, compiled once and kept."""
+        from mla_oracle.gpu import cache, sources
+
+        if (file, name) not in self._kernels and file not in self._modules:
+            compiled = cache.compile(sources.flatten(file), self.arch, name=file)
+            return self.load(compiled.ptx, name, file=file)
+        return self.load("", name, file=file)
+
+    def load(self, ptx: str, name: str, *, file: str = "") -> InterpretedKernel:
+        """The kernel `name` of a PTX text. `file` is what messages call its source where .loc does not say."""
+        key = file or ptx
+        if key not in self._modules:
+            module = parse(ptx)
+            variables = {}
+            for variable in module.memory:
+                host = np.frombuffer(bytearray(variable.initial or bytes(variable.size)), np.uint8)
+                variables[variable.name] = self.memory.allocate(host, None)
+            self._modules[key] = module, variables
+        module, variables = self._modules[key]
+        if (key, name) not in self._kernels:
+            kernel = InterpretedKernel(file or "kernel", name, module, assemble(module, name), variables)
+            self._kernels[key, name] = kernel
+        return self._kernels[key, name]
+
+    def launch(
+        self, kernel: InterpretedKernel, grid: Dim, block: Dim, smem: int, *args: Buffer | np.generic | None
+    ) -> None:
+        """Run `kernel`. Raises Fault for the first thing found wrong in the lowest block, InputError for a launch
+        that could not be."""
+        program = kernel.program
+        self._check(kernel, grid, block, smem)
+        values = _arguments(kernel, args)
+        shared_size = program.static_shared + smem
+        table, kept = self.memory.table()
+        n_threads = pool.count(self.threads)
+        shape = [*grid, *block, program.rows, program.constant_rows, program.granule, int(self.checks)]
+        constants = self._constants(kernel, values, grid, block, smem)
+        state = np.zeros(2, np.int64)
+        results: list[tuple] = []
+        machine = _machine()
+
+        def work() -> None:
+            results.append(
+                machine.run(
+                    program.code.view(np.uint8), program.targets, constants, table.view(np.uint8),
+                    np.array(shape, np.int32), shared_size, program.local, state,
+                )
+            )  # fmt: skip
+
+        pool.run(work, min(n_threads, grid[0] * grid[1] * grid[2]))
+        del kept
+        for instruction in sorted(set().union(*(warned for _, warned in results))):
+            text = f"some threads had exited before a barrier that others reach, {kernel.place(instruction)}"
+            if text not in kernel.warnings:
+                kernel.warnings.append(text)
+        found = [Found(*fault) for fault, _ in results if fault]
+        if found:
+            raise self._fault(kernel, min(found), grid, block, shared_size)
+
+    def _fault(self, kernel: InterpretedKernel, found: Found, grid: Dim, block: Dim, shared_size: int) -> Fault:
+        opcode = kernel.program.opcodes[found.instruction]
+        what = describe(found, opcode, block, self.memory, shared_size, kernel.place)
+        where, thread = position(found.block, grid), position(found.lane, block)
+        return Fault(f"{what}, {kernel.place(found.instruction)}, block {where}, thread {thread}", what)
+
+    def _check(self, kernel: InterpretedKernel, grid: Dim, block: Dim, smem: int) -> None:
+        n_threads = block[0] * block[1] * block[2]
+        limit = min(MAX_THREADS, kernel.program.max_threads or MAX_THREADS)
+        if not 1 <= n_threads <= limit or min(block) < 1:
+            raise InputError(f"{kernel.name}: block is {block}, expected 1 to {limit} threads")
+        if min(grid) < 1 or max(grid[1:]) > 65535 or grid[0] >= 1 << 31:
+            raise InputError(f"{kernel.name}: grid is {grid}, expected 1 to 2^31 - 1, 65535, 65535")
+        most = MAX_SHARED.get(self.arch.rstrip("af"), MOST_SHARED)
+        if smem < 0 or kernel.program.static_shared + smem > most:
+            raise InputError(
+                f"{kernel.name}: {kernel.program.static_shared} + {smem} bytes of shared memory, {self.arch} has {most}"
+            )
+
+    def _constants(
+        self, kernel: InterpretedKernel, values: bytes, grid: Dim, block: Dim, smem: int
+    ) -> np.ndarray:
+        """[n][4] of row, bytes per lane, special register or -1, value."""
+        launched = {f"%ntid.{axis}": size for axis, size in zip("xyz", block, strict=True)}
+        launched |= {f"%nctaid.{axis}": size for axis, size in zip("xyz", grid, strict=True)}
+        launched["%nwarpid"] = -(-block[0] * block[1] * block[2] // 32)
+        launched["%dynamic_smem_size"], launched["%total_smem_size"] = smem, smem + kernel.program.static_shared
+        rows = []
+        for row, width, kind, value in kernel.program.constants:
+            special = -1
+            if kind == "special":
+                special, value = value, 0
+            elif kind == "param":
+                offset, size = value
+                value = int.from_bytes(values[offset : offset + size], "little")
+            elif kind == "launch":
+                value = launched.get(value, 0)
+            elif kind == "memory":
+                value = kernel.variables[value].low
+            rows.append((row, width, special, value - (1 << 64) if value >= 1 << 63 else value))
+        return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _arguments(kernel: InterpretedKernel, args: tuple) -> bytes:
+    """The parameters' bytes."""
+    params = kernel.program.params
+    if len(args) != len(params):
+        raise InputError(f"{kernel.name} takes {len(params)} arguments, {len(args)} given")
+    values = bytearray(params[-1][0] + params[-1][1] if params else 0)
+    for index, (arg, (offset, size)) in enumerate(zip(args, params, strict=True)):
+        if arg is None or isinstance(arg, Buffer):
+            stored = (arg.pointer if arg is not None else 0).to_bytes(8, "little")
+        elif isinstance(arg, np.generic):
+            stored = arg.tobytes()
+        else:
+            raise InputError(f"{kernel.name}: argument {index} is a {type(arg).__name__}, expected a Buffer or np scalar")
+        if len(stored) != size:
+            raise InputError(f"{kernel.name}: argument {index} has {len(stored)} bytes, the kernel declares {size}")
+        values[offset : offset + size] = stored
+    return bytes(values)
+
+
+@lru_cache(maxsize=1)
+def _machine() -> ModuleType:
+    """The build for this processor."""
+    name = "_machine"
+    if platform.machine() in ("x86_64", "AMD64"):
+        from mla_oracle.fast import isa
+
+        name = "_machine_v3" if "v3" in isa.available() else name
+    return importlib.import_module(f"mla_oracle.ptx.{name}")

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PTX text -> Module: kernels and functions as lists of statements, their registers and variables.
+
+Nothing is interpreted here: an opcode stays text, an operand becomes
+    str             a register, label, variable or special register, by a name unique in its function
+    int             an immediate; 0fXXXXXXXX and 0dXXXXXXXXXXXXXXXX are their bits
+    float           an immediate written as a decimal
+    Address         [base + offset]
+    tuple           {a, b, ...}, "_" for a result that is dropped
+    Pair            a|b
+The grammar is that of the PTX ISA's chapters 4, 5 and 11, as far as NVRTC and inline assembly use it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from mla_oracle.errors import InputError, UnsupportedError
+
+SIZES = {f"{kind}{bits}": bits // 8 for kind in "bsuf" for bits in (8, 16, 32, 64)} | {"pred": 4, "b128": 16}
+SIZES |= {"f16x2": 4, "bf16": 2, "bf16x2": 4}
+
+
+class Address(NamedTuple):
+    base: str | int
+    offset: int
+
+
+class Pair(NamedTuple):
+    first: str
+    second: str
+
+
+class Source(NamedTuple):
+    """A place in the kernel's own source, from .loc."""
+
+    file: int
+    line: int
+
+
+@dataclass(slots=True)
+class Statement:
+    line: int
+    source: Source
+    guard: str | None
+    negated: bool
+    opcode: str
+    operands: list
+
+
+@dataclass(slots=True)
+class Variable:
+    name: str
+    size: int
+    align: int
+    initial: bytes | None = None
+    extern: bool = False
+
+
+@dataclass(slots=True)
+class Function:
+    name: str
+    entry: bool
+    params: list[Variable] = field(default_factory=list)
+    results: list[Variable] = field(default_factory=list)
+    registers: dict[str, str] = field(default_factory=dict)  # unique name -> type
+    shared: list[Variable] = field(default_factory=list)
+    local: list[Variable] = field(default_factory=list)
+    arguments: list[Variable] = field(default_factory=list)  # .param variables of its calls
+    statements: list[Statement] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, list[str]] = field(default_factory=dict)  # .branchtargets
+    max_threads: int | None = None
+
+
+@dataclass(slots=True)
+class Module:
+    target: str = ""
+    files: dict[int, str] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
+    shared: list[Variable] = field(default_factory=list)
+    memory: list[Variable] = field(default_factory=list)  # .global and .const
+
+
+_NUMBER = re.compile(r"[-+]?(0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
+_LABEL = re.compile(r"\s*([$\w]+)\s*:(?!:)")
+_DECIMAL = re.compile(r"[-+]?\d+\.\d*([eE][-+]?\d+)?$")
+_DECLARED = re.compile(
+    r"(?:\.align\s+(\d+)\s+)?(?:\.ptr\s+)?(?:\.(?:global|shared|const|local)\s+)?(?:\.align\s+(\d+)\s+)?"
+    r"\.(?:v(\d)\s+\.)?(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?([$%\w]+)\s*((?:\[\d*\]\s*)*)(?:=\s*(.*))?$",
+    re.S,
+)
+
+
+def _number(text: str) -> int:
+    negative, digits = text.startswith("-"), text.lstrip("+-").rstrip("U")
+    value = int(digits[2:], 16) if digits[:2].lower() in ("0f", "0d") else int(digits, 0)
+    return -value if negative else value
+
+
+def parse(text: str) -> Module:
+    """The module in `text`. Raises InputError for text that is not PTX, UnsupportedError for what is not read."""
+    return _Reader().module(text)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.result = Module()
+        self.function: Function | None = None
+        self.scopes: list[dict[str, str]] = []
+        self.source = Source(0, 0)
+        self.skip = 0  # depth of braces inside a .section
+        self.scope_count = 0
+
+    def module(self, text: str) -> Module:
+        pending, start = "", 1
+        for number, raw in enumerate(text.splitlines(), 1):
+            line = raw.split("//", 1)[0] if '"' not in raw else raw
+            if self.skip:
+                self.skip += line.count("{") - line.count("}")
+                continue
+            if not pending.strip() and line.lstrip().startswith((".loc", ".file", ".version", ".target", ".address_size")):
+                self._directive(line.split(), line)
+                continue
+            for piece in re.split(r"([;{}])", line):
+                if not pending.strip():
+                    if found := _LABEL.match(piece):
+                        self._label(found[1])
+                        piece = piece[found.end() :]
+                    pending, start = "", number
+                if piece == ";":
+                    self._statement(pending.strip(), start)
+                    pending = ""
+                elif piece == "{" and self._opens(pending):
+                    self._open(pending.strip(), start)
+                    pending = ""
+                elif piece == "}" and not pending.strip():
+                    self._close(start)
+                else:
+                    pending += piece
+            pending += "\n" if pending.strip() else ""
+        if self.function or pending.strip():
+            raise InputError(f"PTX line {start}: the text ends inside {pending.split()[:1] or 'a function'}")
+        return self.result
+
+    def _opens(self, pending: str) -> bool:
+        head = pending.split(None, 1)[0] if pending.strip() else ""
+        return not head or head == ".section" or re.search(r"\.(entry|func)\b", pending) is not None
+
+    def _directive(self, words: list[str], line: str) -> None:
+        if words[0] == ".loc":
+            inlined = re.search(r"inlined_at\s+(\d+)\s+(\d+)", line)
+            here = Source(int(words[1]), int(words[2]))
+            if inlined and self._foreign(here.file):
+                here = Source(int(inlined[1]), int(inlined[2]))
+            if here.line and not self._foreign(here.file):
+                self.source = here
+        elif words[0] == ".file":
+            self.result.files[int(words[1])] = re.findall(r'"([^"]*)"', line)[-1]
+        elif words[0] == ".target":
+            self.result.target = words[1].rstrip(",")
+
+    def _foreign(self, file: int) -> bool:
+        return re.search(r"(cuda_\w+|sm_\d+_\w+|device_\w+|crt/\w+)\.hp?p?$", self.result.files.get(file, "")) is not None
+
+    def _label(self, name: str) -> None:
+        if self.function:
+            self.function.labels[name] = len(self.function.statements)
+
+    def _open(self, head: str, line: int) -> None:
+        if head.startswith(".section"):
+            self.skip = 1
+        elif head:
+            self._header(head, line)
+            self.scopes = [{}]
+        else:
+            self.scopes.append({})
+            self.scope_count += 1
+
+    def _close(self, line: int) -> None:
+        if not self.scopes:
+            raise InputError(f"PTX line {line}: '}}' without '{{'")
+        self.scopes.pop()
+        if not self.scopes:
+            self.function = None
+
+    def _header(self, head: str, line: int) -> None:
+        found = re.match(r"(?:\.\w+\s+)*?\.(entry|func)\s*(?:\(([^)]*)\)\s*)?([$\w]+)\s*(?:\(([^)]*)\))?(.*)", head, re.S)
+        if not found:
+            raise InputError(f"PTX line {line}: not a function: {head.split()}")
+        self.function = Function(found[3], found[1] == "entry")
+        self.function.results = [_variable(part, line) for part in _parts(found[2] or "")]
+        self.function.params = [_variable(part, line) for part in _parts(found[4] or "")]
+        if limit := re.search(r"\.(?:maxntid|reqntid)\s+([\d, ]+)", found[5]):
+            self.function.max_threads = 1
+            for size in limit[1].split(","):
+                self.function.max_threads *= int(size)
+        self.result.functions[found[3]] = self.function
+
+    def _statement(self, text: str, line: int) -> None:
+        if not text:
+            return
+        if text.startswith("."):
+            self._declaration(text, line)
+        elif self.function is None:
+            raise InputError(f"PTX line {line}: not PTX: {text.split()[0]}")
+        elif found := re.match(r"(?:@(!?)([$%\w]+)\s+)?([a-z][\w.:]*)\s*(.*)", text, re.S):
+            negated, guard, opcode, operands = found.groups()
+            values = [self._operand(part, line) for part in _parts(operands)]
+            guard = self._name(guard) if guard else None
+            self.function.statements.append(Statement(line, self.source, guard, bool(negated), opcode, values))
+        else:
+            raise InputError(f"PTX line {line}: not an instruction: {text.split()[0]}")
+
+    def _declaration(self, text: str, line: int) -> None:
+        head = next(word for word in text.split() if word not in (".visible", ".extern", ".weak", ".common"))
+        extern = ".extern" in text.split()
+        function = self.function
+        body = text[text.index(head) + len(head) :].strip()
+        if head == ".reg" and function:
+            kind, names = re.match(r"\.(\w+)\s+(.*)", body, re.S).groups()
+            for name in _parts(names):
+                self._register(name, kind)
+        elif head in (".shared", ".global", ".const", ".local", ".param"):
+            variable = _variable(body, line, extern)
+            if head in (".global", ".const"):
+                self.result.memory.append(variable)
+            elif function is None:
+                self.result.shared.append(variable)
+            else:
+                if head == ".param":
+                    self.scopes[-1][variable.name] = variable.name = f"{variable.name}@{self.scope_count}"
+                {".shared": function.shared, ".local": function.local, ".param": function.arguments}[head].append(variable)
+        elif head == ".branchtargets" or head == ".calltargets":
+            label = next(name for name, at in reversed(function.labels.items()) if at == len(function.statements))
+            function.targets[label] = [part.strip() for part in body.split(",")]
+        elif head not in (".pragma", ".func", ".noreturn", ".callprototype", ".maxntid", ".alias"):
+            raise UnsupportedError(f"PTX line {line}: {head} is not supported by the interpreter")
+
+    def _register(self, name: str, kind: str) -> None:
+        names = [name]
+        if found := re.match(r"([$%\w]+)<(\d+)>$", name):
+            names = [f"{found[1]}{index}" for index in range(int(found[2]))]
+        for name in names:
+            unique = name if len(self.scopes) == 1 else f"{name}@{self.scope_count}"
+            self.scopes[-1][name] = unique
+            self.function.registers[unique] = kind
+
+    def _name(self, name: str) -> str:
+        return next((scope[name] for scope in reversed(self.scopes) if name in scope), name)
+
+    def _operand(self, text: str, line: int):
+        if text.startswith("[") and text.endswith("]"):
+            base, _, offset = (part.strip() for part in re.sub(r"\+\s*-", "+-", text[1:-1]).partition("+"))
+            base = _number(base) if _NUMBER.match(base) else self._name(base)
+            return Address(base, _number(offset) if offset else 0)
+        if text[0] in "{(":
+            return tuple(self._operand(part, line) for part in _parts(text[1:-1]))
+        if _NUMBER.match(text):
+            return _number(text)
+        if _DECIMAL.match(text):
+            return float(text)
+        if "|" in text:
+            return Pair(*(self._name(part.strip()) for part in text.split("|")))
+        if text.startswith("!"):
+            raise UnsupportedError(f"PTX line {line}: a negated predicate operand is not supported by the interpreter")
+        return self._name(text)
+
+
+def _parts(text: str) -> list[str]:
+    """`text` cut at the commas outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, char in enumerate(text):
+        depth += (char in "{[(") - (char in "}])")
+        if char == "," and not depth:
+            parts.append(text[begin:at].strip())
+            begin = at + 1
+    return [part for part in (*parts, text[begin:].strip()) if part]
+
+
+def _variable(text: str, line: int, extern: bool = False) -> Variable:
+    text = re.sub(r"^\.param\s+", "", text.strip())
+    found = _DECLARED.match(text)
+    if not found or found[4] not in SIZES:
+        raise UnsupportedError(f"PTX line {line}: the declaration {' '.join(text.split())!r} is not read")
+    element = SIZES[found[4]]
+    count = int(found[3] or 1)
+    for size in re.findall(r"\[(\d*)\]", found[6]):
+        count *= int(size or 0)
+    align = int(found[1] or found[2] or element * int(found[3] or 1))
+    initial = _initial(found[7], element, count, line) if found[7] else None
+    return Variable(found[5], element * count, align, initial, extern)
+
+
+def _initial(text: str, element: int, count: int, line: int) -> bytes:
+    values = [part.strip() for part in text.strip().strip("{}").split(",") if part.strip()]
+    if not all(_NUMBER.match(value) for value in values):
+        raise UnsupportedError(f"PTX line {line}: an initial value that is no number is not supported")
+    stored = b"".join((_number(value) % (1 << 8 * element)).to_bytes(element, "little") for value in values)
+    return stored.ljust(element * count, b"\0")
