@@ -69,9 +69,10 @@ class Memory:
         """([n] of PIECE by address, what they point into)."""
         pieces = sorted(self._pieces.values(), key=lambda piece: piece.low)
         table = np.zeros(len(pieces), PIECE)
-        for row, piece in zip(table, pieces, strict=True):
+        for index, piece in enumerate(pieces):
             written = piece.written.ctypes.data if piece.written is not None else 0
-            row[...] = (piece.low, piece.low + piece.host.nbytes, piece.host.ctypes.data, written, piece.read_only)
+            high = piece.low + piece.host.nbytes
+            table[index] = (piece.low, high, piece.host.ctypes.data, written, piece.read_only)
         return table, pieces
 
     def nearest(self, address: int) -> Allocation | None:

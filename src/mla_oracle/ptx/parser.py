@@ -84,6 +84,7 @@ class Module:
     memory: list[Variable] = field(default_factory=list)  # .global and .const
 
 
+_LINES = {".loc", ".file", ".version", ".target", ".address_size"}  # directives that end with their line
 _NUMBER = re.compile(r"[-+]?(0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _LABEL = re.compile(r"\s*([$\w]+)\s*:(?!:)")
 _DECIMAL = re.compile(r"[-+]?\d+\.\d*([eE][-+]?\d+)?$")
@@ -121,7 +122,7 @@ class _Reader:
             if self.skip:
                 self.skip += line.count("{") - line.count("}")
                 continue
-            if not pending.strip() and line.lstrip().startswith((".loc", ".file", ".version", ".target", ".address_size")):
+            if not pending.strip() and line.split()[:1] and line.split()[0] in _LINES:
                 self._directive(line.split(), line)
                 continue
             for piece in re.split(r"([;{}])", line):
