@@ -154,6 +154,12 @@ cdef inline void integer(const Instr* i, uint8_t* out, uint8_t** args, Py_ssize_
     elif op == MUL_LO_64:
         for k in range(n):
             d8[k] = a8[k] * b8[k]
+    elif op == MUL_HI_S16:
+        for k in range(n):
+            d2[k] = <uint16_t>((<int32_t>sa2[k] * <int32_t>sb2[k]) >> 16)
+    elif op == MUL_HI_U16:
+        for k in range(n):
+            d2[k] = <uint16_t>((<uint32_t>a2[k] * <uint32_t>b2[k]) >> 16)
     elif op == MUL_HI_S32:
         for k in range(n):
             d4[k] = <uint32_t>((<int64_t>sa4[k] * sb4[k]) >> 32)

@@ -59,6 +59,7 @@ class Interpreter:
     def __init__(self, arch: str = "sm_80", checks: bool = True, threads: int | None = None):
         self.arch, self.checks, self.threads = arch, checks, threads
         self.memory = Memory()
+        self._texts: dict[str, str] = {}
         self._modules: dict[str, tuple[Module, dict[str, Allocation]]] = {}
         self._kernels: dict[tuple[str, str], InterpretedKernel] = {}
 
@@ -75,26 +76,24 @@ class Interpreter:
         """The kernel `name` of cuda/`file`, compiled once and kept."""
         from mla_oracle.gpu import cache, sources
 
-        if (file, name) not in self._kernels and file not in self._modules:
-            compiled = cache.compile(sources.flatten(file), self.arch, name=file)
-            return self.load(compiled.ptx, name, file=file)
-        return self.load("", name, file=file)
+        if file not in self._texts:
+            self._texts[file] = cache.compile(sources.flatten(file), self.arch, name=file).ptx
+        return self.load(self._texts[file], name, file=file)
 
     def load(self, ptx: str, name: str, *, file: str = "") -> InterpretedKernel:
         """The kernel `name` of a PTX text. `file` is what messages call its source where .loc does not say."""
-        key = file or ptx
-        if key not in self._modules:
+        if ptx not in self._modules:
             module = parse(ptx)
             variables = {}
             for variable in module.memory:
                 host = np.frombuffer(bytearray(variable.initial or bytes(variable.size)), np.uint8)
                 variables[variable.name] = self.memory.allocate(host, None)
-            self._modules[key] = module, variables
-        module, variables = self._modules[key]
-        if (key, name) not in self._kernels:
+            self._modules[ptx] = module, variables
+        module, variables = self._modules[ptx]
+        if (ptx, name) not in self._kernels:
             kernel = InterpretedKernel(file or "kernel", name, module, assemble(module, name), variables)
-            self._kernels[key, name] = kernel
-        return self._kernels[key, name]
+            self._kernels[ptx, name] = kernel
+        return self._kernels[ptx, name]
 
     def launch(
         self, kernel: InterpretedKernel, grid: Dim, block: Dim, smem: int, *args: Buffer | np.generic | None
