@@ -8,15 +8,21 @@
 #     C, D [16][8]: c0, c1 = C[g][2t..], c2, c3 = C[g + 8][2t..]
 # Products are exact and D = C + sum over k ascending, each addition rounded to f32 (fmaf). Hardware adds several
 # products at once and may truncate: no bound used with this may depend on the order or on rounding to nearest.
-from libc.math cimport fmaf
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from mla_oracle.ptx._access cimport find_addresses, fits_shared
 from mla_oracle.ptx._block cimport Block, Instr, row
-from mla_oracle.ptx._formats cimport quiet, widen, widen_f16
+from mla_oracle.ptx._formats cimport widen_f16
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._races cimport reads, writes
+
+cdef extern from "_tensor.h" nogil:
+    ctypedef struct eight:
+        pass
+    eight fused(float a, const eight* b, eight c)
+    eight joined(const float* low, const float* high)
+    void parted(eight x, float* low, float* high)
 
 
 cdef inline void transpose(const uint16_t* a, uint16_t* d) noexcept nogil:
@@ -84,41 +90,47 @@ cdef inline void split(const uint32_t* pairs, float* low, float* high, bint bf16
             high[k] = widen_f16(pairs[k] >> 16)
 
 
+cdef inline void turn(const float* a, eight* d) noexcept nogil:
+    """[8][4] -> 4 times 8, columns 0 2 4 6 1 3 5 7: the order of two registers of C side by side."""
+    cdef int t, j
+    cdef float* out
+    for t in range(4):
+        out = <float*>(d + t)
+        for j in range(4):
+            out[j], out[4 + j] = a[8 * j + t], a[8 * j + 4 + t]
+
+
 cdef inline void multiply(Block* b, const Instr* i, Py_ssize_t first) noexcept nogil:
-    """mma: operands d0..d3, a0..a3, b0, b1, c0..c3."""
-    cdef float A[16][16]
-    cdef float B[16][8]
-    cdef float low[32]
-    cdef float high[32]
-    cdef float acc[8]
-    cdef float a
-    cdef int register, lane, r, k, n, g, t
-    cdef float* c0
-    cdef float* c1
+    """mma: operands d0..d3, a0..a3, b0, b1, c0..c3. A[r][k] is the `k & 1` half of lane 4 (r % 8) + k % 8 / 2."""
+    cdef float A[2][4][32]  # half, register, lane
+    cdef float part[2][32]
+    cdef eight B[2][2][4]   # B[k], by k / 8, half, k % 8 / 2
+    cdef eight acc[2]
+    cdef const float* low
+    cdef const float* high
+    cdef const eight* column
+    cdef float* c[4]
+    cdef float* d[4]
+    cdef int register, r, k, t
     for register in range(4):
-        split(<uint32_t*>row(b, i.operand[4 + register]) + first, low, high, i.op == MMA_BF16)
-        r, k = 8 * (register & 1), 8 * (register >> 1)
-        for lane in range(32):
-            A[r + (lane >> 2)][k + 2 * (lane & 3)] = low[lane]
-            A[r + (lane >> 2)][k + 2 * (lane & 3) + 1] = high[lane]
+        c[register] = <float*>row(b, i.operand[10 + register]) + first
+        d[register] = <float*>row(b, i.operand[register]) + first
+        split(<uint32_t*>row(b, i.operand[4 + register]) + first, A[0][register], A[1][register], i.op == MMA_BF16)
     for register in range(2):
-        split(<uint32_t*>row(b, i.operand[8 + register]) + first, low, high, i.op == MMA_BF16)
-        for lane in range(32):
-            B[8 * register + 2 * (lane & 3)][lane >> 2] = low[lane]
-            B[8 * register + 2 * (lane & 3) + 1][lane >> 2] = high[lane]
-    for r in range(16):
-        c0 = <float*>row(b, i.operand[10 + 2 * (r >> 3)]) + first + 4 * (r & 7)
-        c1 = <float*>row(b, i.operand[11 + 2 * (r >> 3)]) + first + 4 * (r & 7)
-        for t in range(4):
-            acc[2 * t], acc[2 * t + 1] = c0[t], c1[t]
-        for k in range(16):
-            a = A[r][k]
-            for n in range(8):
-                acc[n] = fmaf(a, B[k][n], acc[n])
-        c0 = <float*>row(b, i.operand[2 * (r >> 3)]) + first + 4 * (r & 7)
-        c1 = <float*>row(b, i.operand[1 + 2 * (r >> 3)]) + first + 4 * (r & 7)
-        for t in range(4):
-            c0[t], c1[t] = quiet(acc[2 * t]), quiet(acc[2 * t + 1])
+        split(<uint32_t*>row(b, i.operand[8 + register]) + first, part[0], part[1], i.op == MMA_BF16)
+        turn(part[0], B[register][0])
+        turn(part[1], B[register][1])
+    for r in range(8):      # rows r and r + 8
+        acc[0], acc[1] = joined(c[0] + 4 * r, c[1] + 4 * r), joined(c[2] + 4 * r, c[3] + 4 * r)
+        for k in range(2):
+            low, high = A[0][2 * k] + 4 * r, A[1][2 * k] + 4 * r
+            for t in range(4):
+                column = &B[k][0][t]
+                acc[0], acc[1] = fused(low[t], column, acc[0]), fused(low[32 + t], column, acc[1])
+                column = &B[k][1][t]
+                acc[0], acc[1] = fused(high[t], column, acc[0]), fused(high[32 + t], column, acc[1])
+        parted(acc[0], d[0] + 4 * r, d[1] + 4 * r)
+        parted(acc[1], d[2] + 4 * r, d[3] + 4 * r)
 
 
 cdef inline bint matrices(Block* b, const Instr* i, const uint32_t* mask) noexcept nogil:
