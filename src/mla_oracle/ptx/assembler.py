@@ -16,7 +16,7 @@ import numpy as np
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.ptx._opcodes import Op, Space
 from mla_oracle.ptx.operations import lower
-from mla_oracle.ptx.parser import SIZES, Address, Function, Module, Source, Statement, Variable
+from mla_oracle.ptx.parser import SIZES, Address, Function, Module, Negated, Source, Statement, Variable
 from mla_oracle.ptx.rows import share
 
 OPERANDS = 16
@@ -117,6 +117,7 @@ class Assembler:
         size = size or width
         results = tuple(results) if isinstance(results, tuple) else (results,)
         pairs = [arg if type(arg) is tuple else (arg, size) for arg in args]
+        pairs = [(self._inverse(arg), w) if isinstance(arg, Negated) else (arg, w) for arg, w in pairs]
         self.drafts.append(
             Draft(
                 op, tuple(self._local_name(r) for r in results), [(self._local_name(a), w) for a, w in pairs],
@@ -124,6 +125,11 @@ class Assembler:
                 imm, int(second), frame.prefix + target if target and frame else target, s.line, s.source, s.opcode,
             )
         )  # fmt: skip
+
+    def _inverse(self, operand: Negated) -> str:
+        result = self.temporary(4)
+        self.emit(Op.NOT_32, result, [operand.predicate])
+        return result
 
     def emit_barrier(self, op: Op, result, operands: list, predicate: list, *, number: int, count: int, kind: int) -> None:
         """Operands in fixed places: result, number, count, predicate; a constant number or count is none."""

@@ -47,10 +47,16 @@ class InterpretedKernel:
     warnings: list[str] = field(default_factory=list)
 
     def place(self, instruction: int) -> str:
-        """Where an instruction comes from: cuda/x.cu:LINE, PTX line N."""
+        """Where an instruction comes from: cuda/x.cu:LINE, PTX line N, and where that was inlined."""
         source = self.program.sources[instruction]
-        file = self.module.files.get(source.file, self.file)
-        return f"{file}:{source.line}, PTX line {self.program.code['line'][instruction]}"
+        line = f"PTX line {self.program.code['line'][instruction]}"
+        if not source.line:
+            return f"{self.file}, {line}"
+        caller = ""
+        if source.caller:
+            file = self.module.files.get(source.caller[0], self.file) if source.caller[0] != source.file else ""
+            caller = f" (inlined at {file}:{source.caller[1]})"
+        return f"{self.module.files.get(source.file, self.file)}:{source.line}{caller}, {line}"
 
 
 class Interpreter:

@@ -8,6 +8,7 @@ Nothing is interpreted here: an opcode stays text, an operand becomes
     Address         [base + offset]
     tuple           {a, b, ...}, "_" for a result that is dropped
     Pair            a|b
+    Negated         !p
 The grammar is that of the PTX ISA's chapters 4, 5 and 11, as far as NVRTC and inline assembly use it.
 """
 
@@ -33,11 +34,16 @@ class Pair(NamedTuple):
     second: str
 
 
+class Negated(NamedTuple):
+    predicate: str
+
+
 class Source(NamedTuple):
-    """A place in the kernel's own source, from .loc."""
+    """A place in the kernel's own source, from .loc; `caller` is where the code around it was inlined, or None."""
 
     file: int
     line: int
+    caller: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -153,9 +159,10 @@ class _Reader:
     def _directive(self, words: list[str], line: str) -> None:
         if words[0] == ".loc":
             inlined = re.search(r"inlined_at\s+(\d+)\s+(\d+)", line)
-            here = Source(int(words[1]), int(words[2]))
-            if inlined and self._foreign(here.file):
-                here = Source(int(inlined[1]), int(inlined[2]))
+            caller = (int(inlined[1]), int(inlined[2])) if inlined else None
+            here = Source(int(words[1]), int(words[2]), caller)
+            if caller and self._foreign(here.file):
+                here = Source(*caller)
             if here.line and not self._foreign(here.file):
                 self.source = here
         elif words[0] == ".file":
@@ -266,7 +273,7 @@ class _Reader:
         if "|" in text:
             return Pair(*(self._name(part.strip()) for part in text.split("|")))
         if text.startswith("!"):
-            raise UnsupportedError(f"PTX line {line}: a negated predicate operand is not supported by the interpreter")
+            return Negated(self._name(text[1:].strip()))
         return self._name(text)
 
 
