@@ -58,7 +58,7 @@ cdef inline double greater_double(double a, double b) noexcept nogil:
 cdef inline void half_arithmetic(const Instr* i, uint16_t* d, uint8_t** args, Py_ssize_t n) noexcept nogil:
     """9.7.4: f16 and bf16, one or two (x2) per lane: exact in double, then rounded once."""
     cdef int op = i.op, format = i.kind
-    cdef bint nan_wins = i.flags & NAN_WINS
+    cdef bint nan_wins = (i.flags & NAN_WINS) != 0
     cdef uint16_t* a = <uint16_t*>args[0]
     cdef uint16_t* b = <uint16_t*>args[1]
     cdef uint16_t* c = <uint16_t*>args[2]
@@ -95,7 +95,7 @@ cdef inline void floating(const Instr* i, uint8_t* out, uint8_t** args, Py_ssize
     """out[lane] = op(args[0][lane], ...) for n lanes."""
     cdef int op = i.op
     cdef Py_ssize_t k
-    cdef bint nan_wins = i.flags & NAN_WINS
+    cdef bint nan_wins = (i.flags & NAN_WINS) != 0
     cdef uint32_t flip = 0xFFFFFFFFU if i.flags & INVERT else 0
     cdef float* d4 = <float*>out
     cdef float* a4 = <float*>args[0]
