@@ -5,8 +5,8 @@
 // rows lane / 4 and lane / 4 + 8. Shared memory is addressed in bytes, as the instructions take it.
 #include "common.cuh"
 
-const int CHUNK = 16;               // bytes of a copy, and of a row of a matrix that ldmatrix reads
-const int PER_CHUNK = CHUNK / 2;    // elements of it
+constexpr int CHUNK = 16;               // bytes of a copy, and of a row of a matrix that ldmatrix reads
+constexpr int PER_CHUNK = CHUNK / 2;    // elements of it
 
 __device__ inline unsigned address_of(const void *shared) { return (unsigned)__cvta_generic_to_shared(shared); }
 
@@ -70,7 +70,7 @@ __device__ inline unsigned exponent_of(bf16) { return 0x7f80; }
 // Rows of CHUNKS chunks in shared memory, laid so that the same chunk of eight rows lies in eight different banks.
 template <int CHUNKS>
 struct Rows {
-    static const int STRIDE = CHUNKS % 8 ? CHUNKS | 1 : CHUNKS;  // chunks from row to row
+    static constexpr int STRIDE = CHUNKS % 8 ? CHUNKS | 1 : CHUNKS;  // chunks from row to row
 
     static __device__ unsigned at(int row, int chunk) {          // bytes from the first row
         return CHUNK * (row * STRIDE + (CHUNKS % 8 ? chunk : chunk ^ row % 8));

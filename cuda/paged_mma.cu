@@ -13,22 +13,26 @@
 #ifndef D
 #define D 576
 #define V 512
+#endif
+#ifndef ROWS
 #define ROWS 64
 #define KEYS 64
 #endif
 
-const int KEY_WARPS = 4;                                // side by side over the keys of a tile
-const int ROW_TILES = ROWS == 16 ? 1 : 2;               // of 16 rows, of one warp's scores
-const int ROW_WARPS = ROWS / 16 / ROW_TILES;
-const int KEY_TILES = KEYS / 8 / KEY_WARPS;             // of 8 keys, of one warp's scores
-const int MMA_WARPS = KEY_WARPS * ROW_WARPS;
-const int MMA_THREADS = MMA_WARPS * WARP;
-const int COLUMN_TILES = (V / 16 + MMA_WARPS - 1) / MMA_WARPS;  // of 16 columns, of one warp's values
-const int LOADERS = 8;                                  // threads that copy a row
-const int COPIES = KEYS * LOADERS / MMA_THREADS;        // rows of a tile that a thread has a part in
+constexpr float LOG2E = 1.44269504088896341f;
 
-typedef Rows<D / PER_CHUNK> Latent;
-typedef Rows<KEYS / PER_CHUNK | 1> Weights;
+constexpr int KEY_WARPS = 4;                                // side by side over the keys of a tile
+constexpr int ROW_TILES = ROWS == 16 ? 1 : 2;               // of 16 rows, of one warp's scores
+constexpr int ROW_WARPS = ROWS / 16 / ROW_TILES;
+constexpr int KEY_TILES = KEYS / 8 / KEY_WARPS;             // of 8 keys, of one warp's scores
+constexpr int MMA_WARPS = KEY_WARPS * ROW_WARPS;
+constexpr int MMA_THREADS = MMA_WARPS * WARP;
+constexpr int COLUMN_TILES = (V / 16 + MMA_WARPS - 1) / MMA_WARPS;  // of 16 columns, of one warp's values
+constexpr int LOADERS = 8;                                  // threads that copy a row
+constexpr int COPIES = KEYS * LOADERS / MMA_THREADS;        // rows of a tile that a thread has a part in
+
+using Latent = Rows<D / PER_CHUNK>;
+using Weights = Rows<KEYS / PER_CHUNK | 1>;
 
 struct Shared {
     unsigned char queries[ROWS * Latent::STRIDE * CHUNK];
@@ -37,8 +41,6 @@ struct Shared {
     float of_warp[KEY_WARPS][ROWS];                     // maxima, and in the end sums
     float rescale[ROWS];
 };
-
-extern "C" __device__ const int paged_mma_shared = sizeof(Shared);
 
 template <typename Stored>
 struct Problem {
@@ -247,7 +249,7 @@ __device__ inline void decode(const Problem<Stored> &p) {
             if (key_warp != 0 || lane % 4 != 0 || row >= rows) continue;
             float sum = 0;
             for (int w = 0; w < KEY_WARPS; w++) sum += shared.of_warp[w][row];
-            p.partial_max[state + (long long)row * gridDim.y] = m[i][half] * 0.693147180559945309f;
+            p.partial_max[state + (long long)row * gridDim.y] = m[i][half] / LOG2E;
             p.partial_sum[state + (long long)row * gridDim.y] = sum;
         }
     for (int i = 0; i < ROWS / 16; i++)
@@ -265,15 +267,24 @@ __device__ inline void decode(const Problem<Stored> &p) {
 }
 
 #define KERNEL(Stored)                                                                                           \
+    DYNAMIC_SMEM(paged_mma_##Stored, sizeof(Shared))                                                             \
     extern "C" __global__ void __launch_bounds__(MMA_THREADS) paged_mma_##Stored(                                \
-        const Stored *q, const Stored *kv_cache, const int *block_table, const int *seq_lens, float scale,       \
-        int causal, float *partial_out, float *partial_max, float *partial_sum, int T, int H, int block_size,    \
-        int split_keys, long long q_request, long long q_token, long long q_head, long long cache_block,         \
-        long long cache_row, long long table_request                                                             \
+        const Stored *q,            /* [B, T, H, D] */                                                           \
+        const Stored *kv_cache,     /* [num_blocks, block_size, D] */                                            \
+        const int *block_table,     /* [B, max_blocks] */                                                        \
+        const int *seq_lens,        /* [B] */                                                                    \
+        float softmax_scale,                                                                                     \
+        int causal,                                                                                              \
+        float *partial_out,         /* [B T, H, splits, V], contiguous */                                        \
+        float *partial_max,         /* [B T, H, splits], contiguous */                                           \
+        float *partial_sum,         /* [B T, H, splits], contiguous */                                           \
+        int T, int H, int block_size, int split_keys,                                                            \
+        long long q_request, long long q_token, long long q_head,                                                \
+        long long cache_block, long long cache_row, long long table_request                                      \
     ) {                                                                                                          \
-        decode(Problem<Stored>{q, kv_cache, block_table, seq_lens, scale, causal, partial_out, partial_max,      \
-                               partial_sum, T, H, block_size, split_keys, q_request, q_token, q_head,            \
-                               cache_block, cache_row, table_request});                                          \
+        decode(Problem<Stored>{q, kv_cache, block_table, seq_lens, softmax_scale * LOG2E, causal, partial_out,   \
+                               partial_max, partial_sum, T, H, block_size, split_keys, q_request, q_token,       \
+                               q_head, cache_block, cache_row, table_request});                                  \
     }
 
 KERNEL(f16)

@@ -104,13 +104,14 @@ class Device:
             self.synchronize()
         return np.ndarray(buffer.shape, buffer.dtype, data, -low, buffer.strides)
 
-    def kernel(self, file: str, name: str) -> Function:
-        """The kernel `name` of cuda/`file`, compiled for this device once and kept."""
-        kept = self._primary.functions
-        if (file, name) not in kept:
-            compiled = cache.compile(sources.flatten(file), self.arch, name=file)
-            kept[file, name] = self.load(compiled, file, name)
-        return kept[file, name]
+    def kernel(self, file: str, name: str, **defines: int) -> Function:
+        """The kernel `name` of cuda/`file`, compiled for this device once with these macros and kept."""
+        kept, key = self._primary.functions, (file, name, *defines.items())
+        if key not in kept:
+            options = [f"-D{macro}={value}" for macro, value in defines.items()]
+            compiled = cache.compile(sources.flatten(file), self.arch, name=file, options=options)
+            kept[key] = self.load(compiled, file, name)
+        return kept[key]
 
     def load(self, compiled: Compiled, file: str, name: str) -> Function:
         """The kernel `name` of what was compiled from `file`."""
@@ -231,7 +232,7 @@ class _Primary:
     most_smem: int
     pools: bool
     failed: bool = False
-    functions: dict[tuple[str, str], Function] = field(default_factory=dict)
+    functions: dict[tuple[Any, ...], Function] = field(default_factory=dict)
 
 
 _lock = threading.Lock()

@@ -18,7 +18,15 @@ WARP = 32  # these three as in cuda/common.cuh
 THREADS = 128
 TILE = 32
 WIDEST = 4096  # elements of a key or a value: both lie in 48 KiB of shared memory, with one tile's weights
+# Shared memory that a block can have, in KiB, by compute capability (CUDA C++ Programming Guide, technical
+# specifications), a kilobyte that the system keeps left out; 99 where it is not known.
+SMEM = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
 MANY = 65535  # the largest second and third axis of a grid
+
+
+def most_smem(arch: str) -> int:
+    """Bytes of shared memory that a block can have on `arch` ("sm_90")."""
+    return SMEM.get(int("".join(filter(str.isdigit, arch))), 99) << 10
 
 
 def put(machine: Machine, array: Array) -> Buffer:

@@ -62,8 +62,8 @@ class Machine(Protocol):
     def download(self, buffer: Buffer) -> Array:
         """A copy of `buffer` with the same strides, after everything launched before."""
 
-    def kernel(self, file: str, name: str) -> Kernel:
-        """The kernel `name` of cuda/`file`, compiled once and kept."""
+    def kernel(self, file: str, name: str, **defines: int) -> Kernel:
+        """The kernel `name` of cuda/`file`, compiled once with these macros and kept."""
 
     def launch(
         self, kernel: Kernel, grid: Dim, block: Dim, smem: int, *args: Buffer | np.generic | None

@@ -11,12 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from mla_oracle import dtypes
-from mla_oracle.errors import InputError
+from mla_oracle.checks import choice
+from mla_oracle.errors import InputError, UnsupportedError
+from mla_oracle.gpu import paged_mma
 from mla_oracle.gpu.layout import THREADS, few, name_of, narrow, packed, put, strides
 from mla_oracle.gpu.machine import Buffer, Machine
 
 FLOATS = ("f32", "f16", "bf16")
 SPLIT_KEYS = 512
+KERNELS = ("scalar", "mma")
 NO_FAULT = np.uint64(2**64 - 1)
 
 
@@ -35,8 +38,9 @@ def decode(
     *,
     longest: int | None = None,
     split_keys: int = SPLIT_KEYS,
-) -> None:
-    """Fill `out` [B, T, H, V] and `lse` [B, T, H], times `lse_unit`; both f32 and contiguous.
+    kernel: str | None = None,
+) -> str:
+    """Fill `out` [B, T, H, V] and `lse` [B, T, H], times `lse_unit`; both f32 and contiguous. Returns who did.
 
     q [B, T, H, D] and kv_cache [num_blocks, block_size, D] are f32, f16 or bf16, not necessarily the same;
     block_table [B, max_blocks] and seq_lens [B] are i32. Any outer strides of whole elements. Query t of T sees the
@@ -44,6 +48,7 @@ def decode(
     and its value is not touched; a visible NaN or score of +inf makes out and lse NaN; a row without keys, or with
     scores of -inf alone, is zeros and `empty_lse`.
 
+    `kernel` is "scalar", "mma" (tensor cores, gpu.paged_mma), or None: mma where it takes the problem.
     `longest`: no length in seq_lens is larger; None is what the block table can hold. Lengths and ids are taken as
     they are, see `check_ids`.
 
@@ -60,8 +65,15 @@ def decode(
     a rescaling for each tile of 32 and split; 32: exp (2 ulp), the lanes' sum, the division; tiny: weights and products
     below it count as 0; the LSE: log (2 ulp), its sum and its unit.
 
+    On tensor cores, which may truncate where they add (a product of 16 and a sum is 17 addends), and with weights
+    rounded to the cache's dtype, u = 2^-9 of bf16 or 2^-12 of f16, whose smallest step is 2^-24,
+
+        relative = eps * ((1.1 D + 16) * size + 1.6 n + 32)
+        out:  (relative + u) * (sum p |v| / sum p) + n * (tiny + 2^-24 if f16) * (1 + max |v|)
+
     Scratch: B x T x H x splits x (V + 2) numbers.
-    Raises InputError for arrays that do not fit, UnsupportedError for D above 4096 or too many heads or tokens.
+    Raises InputError for arrays that do not fit, UnsupportedError for D above 4096, too many heads or tokens, or a
+    kernel that does not take the problem.
     """
     B, T, H, D = q.shape
     V, (num_blocks, block_size, _) = out.shape[-1], kv_cache.shape
@@ -69,6 +81,10 @@ def decode(
     if longest is None:
         longest = max_blocks * block_size
     splits = max(1, -(-longest // split_keys))
+    reason = paged_mma.refusal(q, kv_cache, V, machine.arch)
+    choice("kernel", kernel or "mma", KERNELS)
+    if kernel == "mma" and reason:
+        raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
     narrow(D=D)
     few(H=H, splits=splits)
     if kv_cache.shape[2] != D or V > D:
@@ -82,39 +98,36 @@ def decode(
     packed("out", out, (B, T, H, V), "f32")
     packed("lse", lse, (B, T, H), "f32")
     if 0 in out.shape:
-        return
+        return "none"
 
     partial_out = machine.empty((B * T, H, splits, V), np.float32)
     partial_max = machine.empty((B * T, H, splits), np.float32)
     partial_sum = machine.empty((B * T, H, splits), np.float32)
-    machine.launch(
-        machine.kernel("paged.cu", f"paged_decode_{kv}"),
-        (B * T, H, splits),
-        (THREADS, 1, 1),
-        4 * (D + V),
-        q,
-        np.int32(query),
-        kv_cache,
-        block_table,
-        seq_lens,
-        np.float32(softmax_scale),
-        np.int32(causal),
-        partial_out,
-        partial_max,
-        partial_sum,
-        *map(np.int32, (T, D, V, block_size, split_keys)),
-        *q_strides,
-        *cache_strides,
-        *table_strides,
-    )
+    problem = (kv_cache, block_table, seq_lens, np.float32(softmax_scale), np.int32(causal))
+    partial = (partial_out, partial_max, partial_sum)
+    far = (*q_strides, *cache_strides, *table_strides)
+    if kernel != "scalar" and reason is None:
+        name = paged_mma.launch(machine, q, *problem, *partial, *map(np.int32, (T, H, block_size, split_keys)), *far)
+    else:
+        name = f"paged_decode_{kv}"
+        machine.launch(
+            machine.kernel("paged.cu", name),
+            (B * T, H, splits),
+            (THREADS, 1, 1),
+            4 * (D + V),
+            q,
+            np.int32(query),
+            *problem,
+            *partial,
+            *map(np.int32, (T, D, V, block_size, split_keys)),
+            *far,
+        )
     machine.launch(
         machine.kernel("paged.cu", "paged_combine_f32"),
         (B * T, H, 1),
         (THREADS, 1, 1),
         0,
-        partial_out,
-        partial_max,
-        partial_sum,
+        *partial,
         seq_lens,
         np.int32(causal),
         np.float32(lse_unit),
@@ -123,6 +136,7 @@ def decode(
         lse,
         *map(np.int32, (T, V, splits, split_keys)),
     )
+    return name
 
 
 def check_ids(

@@ -13,15 +13,11 @@ import re
 import sys
 from typing import Any
 
-from mla_oracle.gpu import cache, sources
+from mla_oracle.gpu import cache, paged_mma, sources
 from mla_oracle.gpu.arguments import dynamic_smem, signatures
 from mla_oracle.gpu.nvrtc import Compiled
 
 ARCHS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-
-# The shared memory a block can have, in bytes (CUDA C++ Programming Guide, technical specifications), a kilobyte
-# that the system keeps left out.
-MOST_SMEM = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10}
 
 COLUMNS = ("registers", "stack", "spill_stores", "spill_loads", "static_smem", "dynamic_smem")
 
@@ -57,11 +53,19 @@ def table() -> dict[str, Any]:
     build = ""
     for file in sources.names():
         for arch in ARCHS:
-            compiled = cache.compile(sources.flatten(file), arch, name=file)
+            compiled = cache.compile(sources.flatten(file), arch, name=file, options=options(file, arch))
             build = compiled.build
             for name, row in of(compiled).items():
                 kernels.setdefault(file, {}).setdefault(name, {})[arch] = row
     return {"nvrtc": build, "kernels": kernels}
+
+
+def options(file: str, arch: str) -> list[str]:
+    """The macros that `file` is compiled with for a row of the table: those of the largest problem."""
+    if file != "paged_mma.cu":
+        return []
+    rows, keys = paged_mma.tile(arch)
+    return [f"-DROWS={rows}", f"-DKEYS={keys}"]
 
 
 def text(table: dict[str, Any]) -> str:

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged decode on tensor cores: which problems it takes, and the launch that fills the partial states of gpu.paged.
+
+A block holds `rows` queries of one request and passes over tiles of `keys` latent rows, as many as its shared memory
+has room for: a latent row is read once for all of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mla_oracle import dtypes
+from mla_oracle.arrays import Array
+from mla_oracle.gpu.layout import WARP, few, most_smem
+from mla_oracle.gpu.machine import Buffer, Machine
+
+FLOATS = ("f16", "bf16")
+ALIGNED = 16  # bytes of a copy, and elements of a step of a product
+WIDEST_VALUE = 512  # what the registers of a block hold of 64 rows
+KEY_WARPS = 4  # as in cuda/paged_mma.cu
+
+
+def tile(arch: str) -> tuple[int, int]:
+    """(rows, keys) of a block: 64 rows from 160 KiB of shared memory on, 16 where 99 KiB is all."""
+    smem = most_smem(arch)
+    if smem > 200 << 10:
+        return 64, 64
+    if smem > 160 << 10:
+        return 64, 32
+    return (32, 32) if smem > 128 << 10 else (16, 32)
+
+
+def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str) -> str | None:
+    """Why the tensor-core kernel does not take this problem on `arch`, or None. A numpy array stands for its upload."""
+    stored, D = dtypes.name_of(kv_cache.dtype), q.shape[-1]
+    if stored not in FLOATS or dtypes.name_of(q.dtype) != stored:
+        return f"q is {dtypes.name_of(q.dtype)} and kv_cache {stored}, expected both f16 or both bf16"
+    for name, size in (("D", D), ("head_dim_v", V)):
+        if size % ALIGNED:
+            return f"{name} is {size}, expected a multiple of {ALIGNED}"
+    smem = shared_bytes(D, *tile(arch))
+    if V > WIDEST_VALUE or smem > most_smem(arch):
+        return f"D is {D} and head_dim_v {V}, expected at most {WIDEST_VALUE} and what {most_smem(arch)} bytes hold"
+    for name, buffer in (("q", q), ("kv_cache", kv_cache)):
+        places = [(f"has a stride on axis {axis} of", stride) for axis, stride in enumerate(buffer.strides[:-1])]
+        if isinstance(buffer, Buffer):
+            places.append(("begins at address", buffer.pointer))
+        for what, place in places:
+            if place % ALIGNED:
+                return f"{name} {what} {place}, expected a multiple of {ALIGNED} bytes"
+    return None
+
+
+def launch(machine: Machine, q: Buffer, kv_cache: Buffer, *args: Buffer | np.generic) -> str:
+    """Launch the kernel on a problem without a `refusal`, with its arguments as they follow; returns its name."""
+    partial_out = args[4]
+    assert isinstance(partial_out, Buffer)
+    (B, T, H, D), (splits, V) = q.shape, partial_out.shape[-2:]
+    rows, keys = tile(machine.arch)
+    few(B=B, splits=splits)
+    name = f"paged_mma_{dtypes.name_of(kv_cache.dtype)}"
+    machine.launch(
+        machine.kernel("paged_mma.cu", name, D=D, V=V, ROWS=rows, KEYS=keys),
+        (-(-T * H // rows), splits, B),
+        (KEY_WARPS * max(1, rows // 32) * WARP, 1, 1),
+        shared_bytes(D, rows, keys),
+        q,
+        kv_cache,
+        *args,
+    )
+    return name
+
+
+def shared_bytes(D: int, rows: int, keys: int) -> int:
+    """sizeof(Shared) in cuda/paged_mma.cu."""
+
+    def stride(chunks: int) -> int:
+        return 16 * (chunks | 1 if chunks % 8 else chunks)
+
+    return (rows + 2 * keys) * stride(D // 8) + rows * stride(keys // 8 | 1) + 4 * (KEY_WARPS + 1) * rows
