@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mla_oracle.gpu import nvrtc, resources, sources
+from mla_oracle.gpu import layout, nvrtc, resources, sources
 
 pytest.importorskip("cuda.bindings", reason="the extra cuda is not installed")
 
