@@ -78,17 +78,24 @@ class Interpreter:
     def download(self, buffer: Buffer) -> Array:
         return self.memory.download(buffer)
 
-    def kernel(self, file: str, name: str) -> InterpretedKernel:
-        """The kernel `name` of cuda/`file`, compiled once and kept."""
+    def kernel(self, file: str, name: str, **defines: int) -> InterpretedKernel:
+        """The kernel `name` of cuda/`file`, compiled once with these macros and kept."""
         from mla_oracle.gpu import cache, sources
 
-        if file not in self._texts:
-            self._texts[file] = cache.compile(sources.flatten(file), self.arch, name=file).ptx
-        return self.load(self._texts[file], name, file=file)
+        options = [f"-D{macro}={value}" for macro, value in defines.items()]
+        key = " ".join([file, *options])
+        if key not in self._modules:
+            compiled = cache.compile(sources.flatten(file), self.arch, name=file, options=options)
+            return self.load(compiled.ptx, name, file=file, key=key)
+        return self.load("", name, file=file, key=key)
 
-    def load(self, ptx: str, name: str, *, file: str = "") -> InterpretedKernel:
-        """The kernel `name` of a PTX text. `file` is what messages call its source where .loc does not say."""
-        if ptx not in self._modules:
+    def load(self, ptx: str, name: str, *, file: str = "", key: str = "") -> InterpretedKernel:
+        """The kernel `name` of a PTX text. `file` is what messages call its source where .loc does not say.
+
+        `key` names a text that was loaded before.
+        """
+        key = key or file or ptx
+        if key not in self._modules:
             module = parse(ptx)
             variables = {}
             for variable in module.memory:
