@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of mutants, and which of them a case can show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from ..cases import Case
+from ..errors import InputError
+from . import (
+    absorption,
+    addresses,
+    append,
+    causal,
+    controls,
+    empty,
+    lengths,
+    lse,
+    paging,
+    queries,
+    ranges,
+    recurrence,
+    rope,
+    scores,
+    shards,
+    splits,
+    tail,
+    temperature,
+    values,
+)
+from .mutant import Mutant, compose
+from .problem import Problem, attention_of
+
+SECTIONS = (
+    temperature,
+    rope,
+    scores,
+    queries,
+    paging,
+    addresses,
+    lengths,
+    tail,
+    causal,
+    recurrence,
+    splits,
+    shards,
+    values,
+    lse,
+    empty,
+    ranges,
+    absorption,
+    append,
+)
+
+
+@cache
+def bank() -> tuple[Mutant, ...]:
+    """Every mutant, in the order a kernel walks: scale, rope, scores, rows, pages, keys, softmax, merge, output."""
+    return tuple(mutant for section in SECTIONS for mutant in section.MUTANTS)
+
+
+def equivalences() -> tuple[Mutant, ...]:
+    """The controls: changes that must leave the results as they are."""
+    return controls.CONTROLS
+
+
+def find(name: str) -> Mutant:
+    """The mutant of this name; "a + b" is the composition of two. Raises InputError."""
+    known = {mutant.name: mutant for mutant in (*bank(), *equivalences())}
+    parts = [part.strip() for part in name.split("+")]
+    for part in parts:
+        if part not in known:
+            raise InputError(f"mutant {part!r} is not known (see mla-oracle mutants)")
+    return known[parts[0]] if len(parts) == 1 else compose(*(known[part] for part in parts))
+
+
+def applicable(case: Case, mutants: Iterable[Mutant] | None = None) -> tuple[Mutant, ...]:
+    """The mutants that `case` can show. Raises InputError for a case that is not valid."""
+    among = bank() if mutants is None else tuple(mutants)
+    if not attention_of(case):
+        return tuple(mutant for mutant in among if case.kind in mutant.kinds)
+    problem = Problem(case)  # type: ignore[arg-type]
+    return tuple(mutant for mutant in among if mutant.lacks(problem) is None)

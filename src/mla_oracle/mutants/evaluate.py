@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one evaluator of plans, in f64: scores by one GEMM, weights part by part, values by one GEMM.
+
+What a mutant's plan shares with the right one is taken from there: columns of its scores, all scores, the weights,
+or the sums of values, whichever come from fields that are the same objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arrays import Array
+from .joins import inverse
+from .memory import Rows
+from .plan import Joined, Plan
+
+PLACE = frozenset(("lanes", "table", "block", "page_stride", "row_stride", "address"))
+LATENT = PLACE | {"q_latent"}
+ROPE = PLACE | {"q_rope", "turn_keys"}
+SCORE = LATENT | ROPE
+WEIGHT = SCORE | {"length", "causal", "scale", "sees", "score", "mask", "parts"}
+VALUE = WEIGHT | {"value_lanes", "value_address", "value_columns", "touches_masked"}
+EVERY = VALUE | {"join", "extras"}
+
+
+@dataclass
+class State:
+    """What evaluating a plan leaves; [T, H, n] over its lanes."""
+
+    plan: Plan
+    latent: Array  # q . key of the latent elements [T, H, n]
+    rope: Array | None  # and of the rope elements
+    s: Array  # scores, -inf where masked
+    e: Array  # e^(s - m of the lane's part)
+    parts: list[Array] | None
+    m: Array  # maximum of each part [T, H, parts]
+    l: Array  # sum of e of each part [T, H, parts]  # noqa: E741
+    acc: list[Array]  # sum of e v of each part [T, H, V]
+    out: Array  # [T, H, V]
+    lse: Array  # [T, H] in its unit
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.latent, self.rope, self.s, self.e, *self.acc, self.out)
+        return sum(a.nbytes for a in arrays if a is not None)
+
+    def partials(self) -> tuple[Array, Array]:
+        """out [parts, T, H, V] and lse [parts, T, H] of the parts, without the extra ones."""
+        with np.errstate(all="ignore"):
+            out = [acc * inverse(self.l[..., i])[..., None] for i, acc in enumerate(self.acc)]
+            lse = self.plan.log_sum(self.plan, self.m, self.l)
+        return np.stack(out), np.moveaxis(np.where(self.l == 0, self.plan.empty_lse, lse), -1, 0)
+
+
+def evaluate(plan: Plan, rows: Rows, base: State | None = None) -> State:
+    """The state of `plan`; `rows` holds the request's own rows, `base` is the state of its right plan, if known."""
+    changed = EVERY if base is None else {f for f in EVERY if getattr(plan, f) is not getattr(base.plan, f)}
+    with np.errstate(all="ignore"):
+        addresses = plan.address(plan, plan.lanes)
+        width = plan.q_latent.shape[-1]
+        if base is not None and not changed & LATENT:
+            latent = base.latent
+        else:
+            known = None if base is None or plan.q_latent is not base.plan.q_latent else base.latent
+            latent = _dot(plan.q_latent, rows, addresses, slice(0, width), known)
+        if base is not None and not changed & ROPE:
+            rope = base.rope
+        else:
+            rope = _rope(plan, rows, addresses, width, base)
+        if base is not None and not changed & WEIGHT:
+            s, e, parts, m, l = base.s, base.e, base.parts, base.m, base.l  # noqa: E741
+        else:
+            s = plan.score(plan, latent if rope is None else latent + rope)
+            s = plan.mask(s, plan.sees(plan))
+            parts = None if plan.parts is None else plan.parts(plan)
+            e, m, l = _weigh(s, parts)  # noqa: E741
+        if base is not None and not changed & VALUE:
+            acc = base.acc
+        else:
+            values = _values(plan, rows, addresses)  # [n, V]
+            acc = [_sum(e, s, values, part, plan.touches_masked) for part in ([None] if parts is None else parts)]
+        out, lse = _finish(plan, m, l, acc)
+    return State(plan, latent, rope, s, e, parts, m, l, acc, out, lse)
+
+
+def _dot(q: Array, rows: Rows, addresses: Array, columns: slice, known: Array | None) -> Array:
+    """q . key [T, H, n]; `known` has it for the request's own tokens."""
+    T, H, width = q.shape
+    if known is None:
+        return (q.reshape(T * H, width) @ rows.read(addresses)[:, columns].T).reshape(T, H, len(addresses))
+    n = len(addresses)
+    if n <= len(rows.addresses) and np.array_equal(addresses, rows.addresses[:n]):
+        return known[..., :n]
+    lanes = rows.lanes(addresses)
+    strange = np.flatnonzero(lanes < 0)
+    scores = known[..., np.maximum(lanes, 0)] if known.shape[-1] else np.zeros((T, H, n))
+    if len(strange):
+        keys = rows.memory.read(addresses[strange])[:, columns]
+        scores[..., strange] = (q.reshape(T * H, width) @ keys.T).reshape(T, H, len(strange))
+    return scores
+
+
+def _rope(plan: Plan, rows: Rows, addresses: Array, width: int, base: State | None) -> Array | None:
+    q = plan.q_rope
+    if q is None or q.shape[-1] == 0:
+        return None
+    columns = slice(width, width + q.shape[-1])
+    if plan.turn_keys is not None:
+        keys = plan.turn_keys(rows.read(addresses)[:, columns], plan.lanes)
+        return (q.reshape(-1, q.shape[-1]) @ keys.T).reshape(*q.shape[:2], len(addresses))
+    known = None if base is None or q is not base.plan.q_rope else base.rope
+    return _dot(q, rows, addresses, columns, known)
+
+
+def _weigh(s: Array, parts: list[Array] | None) -> tuple[Array, Array, Array]:
+    """e^(s - m) [T, H, n], the maximum m and the sum of it for each part [T, H, parts]."""
+    if parts is None:
+        m = s.max(-1, keepdims=True, initial=-np.inf)
+        e = s - np.where(m == -np.inf, 0, m)
+        np.exp(e, out=e)
+        return e, m, e.sum(-1, keepdims=True)
+    e = np.zeros(s.shape)
+    tops, sums = [], []
+    for part in parts:
+        own = s[..., part]
+        top = own.max(-1, keepdims=True, initial=-np.inf)
+        weights = np.exp(own - np.where(top == -np.inf, 0, top))
+        e[..., part] = weights
+        tops.append(top)
+        sums.append(weights.sum(-1, keepdims=True))
+    return e, np.concatenate(tops, -1), np.concatenate(sums, -1)
+
+
+def _values(plan: Plan, rows: Rows, addresses: Array) -> Array:
+    if plan.value_lanes is not None or plan.value_address is not None:
+        address = plan.value_address or plan.address
+        addresses = address(plan, plan.lanes if plan.value_lanes is None else plan.value_lanes)
+    read = rows.read(addresses)
+    return read[:, : plan.head_dim_v] if plan.value_columns is None else read[:, plan.value_columns]
+
+
+def _sum(e: Array, s: Array, values: Array, part: Array | None, touches_masked: bool) -> Array:
+    """sum e v [T, H, V] over the lanes of a part. A lane without weight is not touched, or it is: 0 NaN is NaN."""
+    if part is not None:
+        e, s, values = e[..., part], s[..., part], values[part]
+    T, H, n = e.shape
+    weights = e.reshape(T * H, n)
+    if np.isfinite(values.sum()):
+        return (weights @ values).reshape(T, H, -1)
+    bad = np.flatnonzero(~np.isfinite(values).all(1))
+    acc = weights @ np.where(np.isfinite(values), values, 0)
+    if len(bad):
+        weight, value = weights[:, bad], values[bad]
+        touched = np.ones(weight.shape, bool) if touches_masked else s.reshape(T * H, n)[:, bad] != -np.inf
+        some = touched & (weight > 0)
+        is_nan = _count(touched, np.isnan(value)) + _count(touched & (weight == 0), np.isinf(value))
+        acc[_count(some, value == np.inf) > 0] += np.inf
+        acc[_count(some, value == -np.inf) > 0] -= np.inf
+        acc[is_nan > 0] = np.nan
+    return acc.reshape(T, H, -1)
+
+
+def _count(rows: Array, columns: Array) -> Array:
+    return rows.astype(np.float32) @ columns.astype(np.float32)
+
+
+def _finish(plan: Plan, m: Array, l: Array, acc: list[Array]) -> tuple[Array, Array]:  # noqa: E741
+    """out [T, H, V] and lse [T, H]: the parts joined, empty rows as the plan says."""
+    if plan.extras:
+        acc = [*acc, *(part.out for part in plan.extras)]
+        m = np.concatenate([m, *(part.lse[..., None] for part in plan.extras)], -1)
+        l = np.concatenate([l, *((part.lse > -np.inf)[..., None] * 1.0 for part in plan.extras)], -1)  # noqa: E741
+    coef, top, z, lse = plan.join(m, l)
+    out = acc[0] * coef[..., 0, None]
+    for i in range(1, len(acc)):
+        own = np.where(coef[..., i, None] == 0, 0, acc[i]) if i >= len(acc) - len(plan.extras) else acc[i]
+        out = out + own * coef[..., i, None]
+    if lse is None:
+        lse = plan.log_sum(plan, top, z)
+    empty = z == 0
+    out = np.where(empty[..., None], plan.empty_out, out)
+    lse = np.where(empty, plan.empty_lse, lse)
+    if plan.up is not None:
+        out = np.matmul(out.swapaxes(0, 1), plan.up.swapaxes(1, 2)).swapaxes(0, 1)
+    return out, lse

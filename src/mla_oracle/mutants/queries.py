@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that take another row's query, length, table or place. The log's class "query row mapping"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ..arrays import Array
+from .mutant import Mutant
+from .needs import (
+    Need,
+    fewer_heads_than,
+    more_heads_than,
+    one_key,
+    paged,
+    two_heads,
+    two_keys,
+    two_requests,
+    two_tokens,
+)
+from .plan import Plan
+from .problem import Problem, Results
+
+FAMILY = "query row mapping"
+several_rows = Need("two query tokens of two requests", lambda p: p.B >= 2 and p.T >= 2)
+more_rows_than_64 = Need("more than 64 query rows (tokens x heads) of one request", lambda p: p.T * p.H > 64)
+heads_of_16 = Need("heads that are no multiple of 16", lambda p: p.H % 16 != 0)
+
+
+def rows(index: Callable[[Problem, Array, Array, Array], Array]) -> Callable[[Problem, Plan], Plan]:
+    """Row (b, t, h) takes the query of row `index` of the flattened B T H rows, NaN where there is none."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        flat = problem.q.reshape(-1, problem.D)
+        t, h = plan.t[:, None], np.arange(problem.H)
+        at = index(problem, np.full_like(t, plan.b), t, h) + 0 * (t + h)
+        inside = (at >= 0) & (at < len(flat))
+        q = np.where(inside[..., None], flat[np.where(inside, at, 0)], np.nan)
+        return replace(plan, q_latent=q[..., : problem.split].copy(), q_rope=q[..., problem.split :].copy())
+
+    return edit
+
+
+def _flat(problem: Problem, b: Array, t: Array, h: Array) -> Array:
+    return (b * problem.T + t) * problem.H + h
+
+
+def _table_rows(problem: Problem, plan: Plan) -> list[Plan]:
+    """Query row (b, t) takes length and table of request b T + t."""
+    plans = []
+    for i, t in enumerate(plan.t):
+        other = plan.b * problem.T + int(t)
+        known = other < problem.B
+        length = int(problem.lens[other]) if known else 0
+        plans.append(
+            replace(
+                plan,
+                t=plan.t[i : i + 1],
+                q_latent=plan.q_latent[i : i + 1],
+                q_rope=None if plan.q_rope is None else plan.q_rope[i : i + 1],
+                length=length,
+                lanes=np.arange(length),
+                table=problem.table[other] if known else plan.table,
+                empty_out=plan.empty_out if known else np.nan,
+                empty_lse=plan.empty_lse if known else np.nan,
+            )
+        )
+    return plans
+
+
+def _moved(results: Results, names: tuple[str, ...], act: Callable[[Array], Array]) -> Results:
+    """The results [B, T, H, ...] of these names changed."""
+    return {name: act(value) if name in names else value for name, value in results.items()}
+
+
+def _output(act: Callable[[Problem, Array], Array]) -> Callable[[Problem, Results], Results]:
+    return lambda problem, results: _moved(results, ("out", "lse"), lambda x: act(problem, x))
+
+
+def _zeroed(where: Callable[[Problem], Array]) -> Callable[[Problem, Array], Array]:
+    """Rows [T, H] where `where` holds were never written: zeros."""
+
+    def act(problem: Problem, x: Array) -> Array:
+        x = x.copy()
+        x[:, where(problem)] = 0
+        return x
+
+    return act
+
+
+def _transposed(problem: Problem, x: Array) -> Array:
+    """[T, H] rows stored as [H, T]."""
+    return np.swapaxes(x, 1, 2).reshape(x.shape)
+
+
+def _mutant(
+    name: str,
+    formula: str,
+    refs: str,
+    *needs: Need,
+    edit: Callable[[Problem, Plan], Plan | list[Plan]] | None = None,
+    finish: Callable[[Problem, Results], Results] | None = None,
+    family: str = FAMILY,
+) -> Mutant:
+    return Mutant(name=f"query.{name}", family=family, formula=formula, references=tuple(refs.split()),
+                  conditions=needs, edit=edit, finish=finish)
+
+
+MUTANTS = (
+    _mutant("broadcast", "o_t <- o_0", "ROCm/aiter#2720", two_tokens, one_key, finish=_output(
+        lambda _, x: np.broadcast_to(x[:, :1], x.shape).copy())),
+    _mutant("first-token", "q_t <- q_0, with the keys that t sees", "", two_tokens, one_key,
+            edit=rows(lambda p, b, t, h: _flat(p, b, 0 * t, h))),
+    _mutant("last-token", "q_t <- q_(T-1), with the keys that t sees", "", two_tokens, one_key,
+            edit=rows(lambda p, b, t, h: _flat(p, b, 0 * t + p.T - 1, h))),
+    _mutant("tokens-reversed", "q_t <- q_(T-1-t)", "", two_tokens, one_key,
+            edit=rows(lambda p, b, t, h: _flat(p, b, p.T - 1 - t, h))),
+    _mutant("table-row", "row (b, t) takes length and table of request b T + t, unknown from B on",
+            "vllm-project/vllm#51848 vllm-project/vllm#51065 flashinfer-ai/flashinfer#4503", two_tokens, one_key,
+            paged, edit=_table_rows),
+    _mutant("heads-128", "row (b, t, h) reads q row (b T + t) 128 + h, tiles of 128 heads", "flashinfer-ai/flashinfer#2750",
+            fewer_heads_than(128), one_key, edit=rows(lambda p, b, t, h: (b * p.T + t) * 128 + h)),
+    _mutant("heads-64", "row (b, t, h) reads q row (b T + t) 64 + h, tiles of 64 heads", "",
+            fewer_heads_than(64), one_key, edit=rows(lambda p, b, t, h: (b * p.T + t) * 64 + h)),
+    _mutant("request-0", "q of request 0 for every request", "", two_requests, one_key,
+            edit=rows(lambda p, b, t, h: _flat(p, 0 * b, t, h))),
+    _mutant("next-request", "q of request b + 1, of the last one request 0", "", two_requests, one_key,
+            edit=rows(lambda p, b, t, h: _flat(p, (b + 1) % p.B, t, h))),
+    _mutant("head-0", "q of head 0 for every head", "", two_heads, two_keys,
+            edit=rows(lambda p, b, t, h: _flat(p, b, t, 0 * h))),
+    _mutant("head-shift", "q of head h + 1, of the last one head 0", "", two_heads, one_key,
+            edit=rows(lambda p, b, t, h: _flat(p, b, t, (h + 1) % p.H))),
+    _mutant("heads-reversed", "q of head H - 1 - h", "", two_heads, one_key,
+            edit=rows(lambda p, b, t, h: _flat(p, b, t, p.H - 1 - h))),
+    _mutant("head-mod-16", "q of head h mod 16", "", more_heads_than(16), one_key,
+            edit=rows(lambda p, b, t, h: _flat(p, b, t, h % 16))),
+    _mutant("transposed", "q stored [T, H] read as [H, T]", "", two_tokens, two_heads, one_key,
+            edit=rows(lambda p, b, t, h: b * p.T * p.H + h * p.T + t)),
+    _mutant("output-transposed", "out and lse stored [H, T] in the place of [T, H]", "", two_tokens, two_heads, one_key,
+            finish=_output(_transposed)),
+    _mutant("output-next-head", "out and lse of head h stored at head h + 1", "", two_heads, one_key,
+            finish=_output(lambda _, x: np.roll(x, 1, 2))),
+    _mutant("weights-next-head", "o_h = sum w_(h+1) v, the lse right", "", paged, two_heads, one_key,
+            finish=lambda _, results: _moved(results, ("out",), lambda x: np.roll(x, -1, 2)),
+            family="weights of another row"),
+    _mutant("tail-heads", "the last H mod 16 heads are not computed: zeros", "", heads_of_16,
+            one_key, finish=_output(_zeroed(lambda p: np.broadcast_to(np.arange(p.H) >= p.H // 16 * 16, (p.T, p.H)))),
+            family="rows not computed"),
+    _mutant("tail-rows", "query rows t H + h from 64 on are not computed: zeros", "flashinfer-ai/flashinfer#5095",
+            more_rows_than_64, one_key,
+            finish=_output(_zeroed(lambda p: (np.arange(p.T)[:, None] * p.H + np.arange(p.H)) >= 64)),
+            family="rows not computed"),
+    _mutant("last-request", "the last request is not computed: zeros", "", two_requests, one_key,
+            finish=_output(lambda p, x: x * (np.arange(p.B) < p.B - 1).reshape(-1, *[1] * (x.ndim - 1))),
+            family="rows not computed"),
+)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong online softmax: what the running maximum, sum and accumulator become from key tile to key tile.
+
+Tiles are pages, or 64 keys. M_i is the maximum up to tile i; in the right recurrence every part ends with the factor
+e^(m_i - M_last), so a wrong one is another factor for the accumulator (coef) or for the sum (z).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ..arrays import Array
+from .joins import exact, inverse, last_of, powers
+from .mutant import Join, Mutant
+from .needs import Need, two_heads, unsharded
+from .plan import Joined, Plan
+from .problem import Problem
+
+two_tiles = Need("two key tiles: of a page, or of 64 keys", lambda p: int(p.lens.max(initial=0)) > tile(p))
+
+
+def tile(problem: Problem) -> int:
+    """Keys of a tile."""
+    return min(problem.block, 64) if problem.paged and problem.block > 1 else 64
+
+
+def tiles(problem: Problem) -> Callable[[Plan], list[Array]]:
+    size = tile(problem)
+    return lambda plan: [np.arange(i, min(i + size, len(plan.lanes))) for i in range(0, max(len(plan.lanes), 1), size)]
+
+
+def running(m: Array) -> Array:
+    """M_i, 0 where nothing has been seen."""
+    top = np.maximum.accumulate(m, -1)
+    return np.where(top == -np.inf, 0, top)
+
+
+def factors(m: Array) -> tuple[Array, Array, Array]:
+    """e^(m_i - M_last), e^(m_i - M_i), and M_last for the lse. m [T, H, tiles]."""
+    top, right = powers(m)
+    return right, np.exp(m - running(m)), top
+
+
+def _sum_not_rescaled(m: Array, l: Array) -> Joined:  # noqa: E741
+    right, own, top = factors(m)
+    z = (own * l).sum(-1)
+    return Joined(right * inverse(z)[..., None], top, z)
+
+
+def _acc_not_rescaled(m: Array, l: Array) -> Joined:  # noqa: E741
+    right, own, top = factors(m)
+    z = (right * l).sum(-1)
+    return Joined(own * inverse(z)[..., None], top, z)
+
+
+def _neither(m: Array, l: Array) -> Joined:  # noqa: E741
+    _, own, top = factors(m)
+    z = (own * l).sum(-1)
+    return Joined(own * inverse(z)[..., None], top, z)
+
+
+def _inverted(m: Array, l: Array) -> Joined:  # noqa: E741
+    """The factor e^(M_new - M_old): every part grows where it should shrink."""
+    _, own, top = factors(m)
+    M = running(m)
+    c = own * np.exp(M[..., -1:] - M)
+    z = (c * l).sum(-1)
+    return Joined(c * inverse(z)[..., None], top, z)
+
+
+def _rescale(factor: Callable[[Array], Array], sum_too: bool) -> Join:
+    """The factor of each step M_old -> M_new, the difference M_old - M_new <= 0 given, instead of its e^."""
+
+    def join(m: Array, l: Array) -> Joined:  # noqa: E741
+        right, own, top = factors(m)
+        M = running(m)
+        steps = factor(M[..., :-1] - M[..., 1:])  # [T, H, tiles - 1]
+        after = np.cumprod(steps[..., ::-1], -1)[..., ::-1]  # of all steps after tile i
+        c = own * np.concatenate([after, np.ones((*m.shape[:-1], 1))], -1)
+        z = ((c if sum_too else right) * l).sum(-1)
+        return Joined(c * inverse(z)[..., None], top, z)
+
+    return join
+
+
+def lazy(threshold: float) -> Mutant:
+    """The accumulator is rescaled only where the maximum grows by more than the threshold, the sum always."""
+    return _mutant(f"lazy-{threshold:g}", "lazy rescale", f"acc not rescaled where M grows by {threshold:g} or less",
+                   _rescale(lambda step: np.where(step >= -threshold, 1.0, np.exp(step)), False),
+                   refs="ROCm/FlyDSL#1033", threshold=threshold)
+
+
+def _stale_maximum(m: Array, l: Array) -> Joined:  # noqa: E741
+    """Weights of tile i are e^(s - M_(i-1)): acc and sum are rescaled to M_i, the weights are not."""
+    top, right = powers(m)
+    M = running(m)
+    before = np.concatenate([M[..., :1], M[..., :-1]], -1)
+    c = right * np.exp(M - before)
+    z = (c * l).sum(-1)
+    return Joined(c * inverse(z)[..., None], top, z)
+
+
+def _tile_maximum(m: Array, l: Array) -> Joined:  # noqa: E741
+    """Each tile relative to its own maximum, summed as if that were one; the lse takes the last."""
+    seen = (l > 0) * 1.0
+    z = (seen * l).sum(-1)
+    return Joined(seen * inverse(z)[..., None], last_of(m, l), z)
+
+
+def _neighbour(m: Array, l: Array) -> Joined:  # noqa: E741
+    """The accumulator of head h is rescaled by the factors of head h + 1."""
+    right, own, top = factors(m)
+    M = np.roll(running(m), -1, -2)
+    z = (right * l).sum(-1)
+    return Joined(own * np.exp(M - M[..., -1:]) * inverse(z)[..., None], top, z)
+
+
+def _scaled_by(act: Callable[[Joined, Array, Array], Array]) -> Join:
+    """The right join with its output times act(join, m, l) [T, H]."""
+
+    def join(m: Array, l: Array) -> Joined:  # noqa: E741
+        right = exact(m, l)
+        return right._replace(coef=right.coef * act(right, m, l)[..., None])
+
+    return join
+
+
+def _last_sum(right: Joined, m: Array, l: Array) -> Array:  # noqa: E741
+    """Z over the part of it that the last tile brought: divided by the sum of the last tile alone."""
+    return right.z * inverse(last_of(powers(m)[1] * l, l))
+
+
+def _mutant(
+    name: str, family: str, formula: str, join: Join, *needs: Need, refs: str = "", **parameters: float
+) -> Mutant:
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        return replace(plan, parts=tiles(problem), join=join)
+
+    return Mutant(name=f"online.{name}", family=family, formula=formula, references=tuple(refs.split()),
+                  parameters=parameters, conditions=(two_tiles, unsharded, *needs), edit=edit)
+
+
+MISSING, WRONG, NORM = "missing rescale", "wrong rescale", "wrong normalisation"
+MUTANTS = (
+    _mutant("sum-not-rescaled", MISSING, "l <- l + l_i e^(m_i - M_i), without e^(M_old - M_new)", _sum_not_rescaled),
+    _mutant("acc-not-rescaled", MISSING, "acc <- acc + acc_i e^(m_i - M_i), without e^(M_old - M_new)",
+            _acc_not_rescaled, refs="ROCm/FlyDSL#1033"),
+    _mutant("nothing-rescaled", MISSING, "neither l nor acc times e^(M_old - M_new)", _neither),
+    _mutant("inverted", WRONG, "l and acc times e^(M_new - M_old)", _inverted),
+    _mutant("base-2", WRONG, "l and acc times 2^(M_old - M_new), weights in base e",
+            _rescale(lambda step: np.exp2(step), True)),
+    _mutant("acc-base-2", WRONG, "acc times 2^(M_old - M_new), l times e^(M_old - M_new)",
+            _rescale(lambda step: np.exp2(step), False)),
+    _mutant("acc-twice", WRONG, "acc times e^(2 (M_old - M_new))", _rescale(lambda step: np.exp(2 * step), False)),
+    _mutant("neighbour", WRONG, "acc of head h rescaled by the factor of head h + 1", _neighbour, two_heads),
+    _mutant("stale-maximum", WRONG, "weights of a tile from the maximum before it", _stale_maximum),
+    _mutant("tile-maximum", MISSING, "each tile by its own maximum, m of the last", _tile_maximum),
+    lazy(8.0),
+    _mutant("unnormalised", NORM, "o = acc, not divided by l", _scaled_by(lambda right, m, l: right.z)),
+    _mutant("divided-twice", NORM, "o = acc / l^2", _scaled_by(lambda right, m, l: inverse(right.z))),
+    _mutant("last-tile-sum", NORM, "o = acc / (the sum of the last tile)", _scaled_by(_last_sum)),
+)

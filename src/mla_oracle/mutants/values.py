@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong values: another slice of the row, another row, another order of the output. The lse is exact in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ..arrays import Array
+from .memory import ZERO
+from .mutant import Mutant
+from .needs import Need, longer_than, one_key, paged, rope, two_keys, two_pages
+from .permutations import hadamard, transposed_tiles
+from .plan import Plan, page_address
+from .problem import Problem, Results
+
+tile = Need("values of 64 elements or more", lambda p: p.V >= 64)
+power_of_two = Need("values of a power of two elements", lambda p: p.paged and p.V & (p.V - 1) == 0 and p.V > 1)
+narrower_value = Need("a value narrower than the row", lambda p: p.paged and p.V < p.D)
+eight_heads = Need("8 heads and values of 8 elements", lambda p: p.H >= 8 and p.V >= 8)
+two_columns = Need("values of two elements", lambda p: p.V >= 2)
+
+
+def lanes(of: Callable[[Problem, Plan], Array]) -> Callable[[Problem, Plan], Plan]:
+    """Lane i takes the value of token of(...)[i]; zeros for tokens below 0."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        address = plan.value_address or plan.address
+
+        def or_zero(own: Plan, tokens: Array) -> Array:
+            return np.where(tokens < 0, ZERO, address(own, tokens))
+
+        return replace(plan, value_lanes=of(problem, plan), value_address=or_zero)
+
+    return edit
+
+
+def columns(of: Callable[[Problem], Array]) -> Callable[[Problem, Plan], Plan]:
+    return lambda problem, plan: replace(plan, value_columns=of(problem))
+
+
+def out(act: Callable[[Problem, Array], Array]) -> Callable[[Problem, Results], Results]:
+    """The output [B, T, H, V] changed, the lse not."""
+    return lambda problem, results: {**results, "out": act(problem, results["out"])}
+
+
+def lag(name: str, formula: str, whole: bool) -> Mutant:
+    """Keys walk in blocks of D rows, values in blocks of V: n_(j - (D - V) floor(j / D))."""
+
+    def of(problem: Problem, plan: Plan) -> Array:
+        j = plan.lanes
+        behind = j - (problem.D - problem.V) * (j // problem.D)
+        return behind if whole else np.where(j % problem.D < problem.V, behind, -1)
+
+    first = Need("more keys than the row has elements", lambda p: int(p.lens.max(initial=0)) > p.D)
+    first = first if whole else Need("more keys than the value has elements", lambda p: int(p.lens.max(initial=0)) > p.V)
+    return _mutant(name, "K/V step mismatch", formula, narrower_value, first, edit=lanes(of),
+                   refs="ikawrakow/ik_llama.cpp#2031")
+
+
+def behind(size: int) -> Mutant:
+    """A second buffer that is not waited for: the value of the same lane one tile earlier."""
+    return _mutant(f"tile-behind-{size}", "stale tile", f"v_j <- v_(j - {size}), 0 in the first tile of {size}",
+                   longer_than(size), edit=lanes(lambda _, p: p.lanes - size), tile=size)
+
+
+def factor(value: float) -> Mutant:
+    return _mutant(f"factor-{value:g}", "missing V descale", f"o <- {value:g} o", one_key,
+                   finish=out(lambda _, x: x * value), factor=value,
+                   refs="sgl-project/sglang#34765 vllm-project/vllm#37054 vllm-project/vllm#36297")
+
+
+def row_factor(value: float) -> Mutant:
+    """Rows stored times a constant: temperature and output factor at once."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        return replace(plan, scale=plan.scale * value)
+
+    return _mutant(f"row-factor-{value:g}", "inverted scale", f"row <- {value:g} row: s <- {value:g} s, o <- {value:g} o",
+                   one_key, edit=edit, finish=out(lambda _, x: x * value), factor=value,
+                   refs="vllm-project/vllm-xpu-kernels#475 vllm-project/vllm#37054")
+
+
+def _page(of: Callable[[Array], Array]) -> Callable[[Problem, Plan], Plan]:
+    """The value of a lane comes from page of(its page)."""
+    return lanes(lambda problem, plan: of(plan.lanes // problem.block) * problem.block + plan.lanes % problem.block)
+
+
+def _fragments(problem: Problem, x: Array) -> Array:
+    """Every whole 8 heads x 8 columns stored transposed."""
+    B, T, H, V = x.shape
+    h, v = H // 8 * 8, V // 8 * 8
+    blocks = x[:, :, :h, :v].reshape(B, T, h // 8, 8, v // 8, 8)
+    y = x.copy()
+    y[:, :, :h, :v] = blocks.swapaxes(3, 5).reshape(B, T, h, v)
+    return y
+
+
+def _halved(problem: Problem, x: Array, second: Callable[[Array], Array]) -> Array:
+    half = x.shape[-1] // 2
+    y = x.copy()
+    y[..., half : 2 * half] = second(x[..., :half])
+    return y
+
+
+def _mutant(
+    name: str,
+    family: str,
+    formula: str,
+    *needs: Need,
+    edit: Callable[[Problem, Plan], Plan] | None = None,
+    finish: Callable[[Problem, Results], Results] | None = None,
+    refs: str = "",
+    **parameters: float,
+) -> Mutant:
+    return Mutant(name=f"value.{name}", family=family, formula=formula, references=tuple(refs.split()),
+                  parameters=parameters, conditions=needs, edit=edit, finish=finish)
+
+
+_STEP = "NVIDIA/TensorRT-LLM#18244 flashinfer-ai/flashinfer#4570"
+MUTANTS = (
+    _mutant("row-end", "wrong V slice", "o = sum w_j row_j[R:R+V], 64:576 of a row", narrower_value, one_key, rope,
+            edit=columns(lambda p: p.D - p.V + np.arange(p.V)), refs="ggml-org/llama.cpp#18986"),
+    _mutant("one-element-on", "wrong V slice", "o = sum w_j row_j[1:V+1]", narrower_value, one_key,
+            edit=columns(lambda p: 1 + np.arange(p.V))),
+    lag("lag", "o = sum w_j n_(j - (D - V) floor(j / D))", True),
+    lag("lag-rows-lost", "as lag, and the rows of a block from V on have no value", False),
+    _mutant("page-frozen", "K/V step mismatch", "v from the first page: v_(j mod block)", two_pages,
+            edit=_page(lambda page: 0 * page), refs=_STEP),
+    _mutant("page-skips", "K/V step mismatch", "v from page 2 floor(j / block), unknown past the table", two_pages,
+            edit=_page(lambda page: 2 * page), refs=_STEP),
+    _mutant("page-behind", "stale tile", "v from the page before, 0 in the first", two_pages,
+            edit=_page(lambda page: page - 1)),
+    behind(64),
+    behind(128),
+    _mutant("next-row", "value row off by one", "v_j <- v_(j+1), the last one its own", two_keys,
+            edit=lanes(lambda _, p: np.minimum(p.lanes + 1, p.length - 1))),
+    _mutant("row-before", "value row off by one", "v_j <- v_(j-1), 0 for j = 0", two_keys,
+            edit=lanes(lambda _, p: p.lanes - 1)),
+    _mutant("reversed", "value row off by one", "v_j <- v_(L-1-j)", two_keys,
+            edit=lanes(lambda _, p: p.length - 1 - p.lanes)),
+    _mutant("slot-of-request-0", "value row off by one", "values through the table of request 0",
+            paged, Need("two requests", lambda p: p.B >= 2), one_key,
+            edit=lambda problem, plan: replace(
+                plan, value_address=lambda own, j: page_address(replace(own, table=problem.table[0]), j))),
+    _mutant("first-half", "columns not computed", "the second half of the columns is 0", two_columns, one_key,
+            finish=out(lambda p, x: _halved(p, x, np.zeros_like))),
+    _mutant("half-repeated", "columns not computed", "the second half of the columns is the first again", two_columns,
+            one_key, finish=out(lambda p, x: _halved(p, x, np.copy))),
+    _mutant("halves-swapped", "output permutation", "the halves of the columns exchanged", two_columns, one_key,
+            finish=out(lambda p, x: np.roll(x, x.shape[-1] // 2, -1))),
+    _mutant("tile-transposed", "output permutation", "8 x 8 of each 64 columns transposed", tile, one_key,
+            finish=out(lambda p, x: x[..., transposed_tiles(x.shape[-1])]), refs="Dao-AILab/flash-attention#2553"),
+    _mutant("fragments", "output permutation", "each 8 heads x 8 columns transposed", eight_heads, one_key,
+            finish=out(_fragments), refs="Dao-AILab/flash-attention#2553"),
+    _mutant("basis", "output basis", "o <- H o, a Hadamard matrix of the value's width", power_of_two, one_key,
+            finish=out(lambda p, x: hadamard(x)), refs="ggml-org/llama.cpp#25382 ggml-org/llama.cpp#25391"),
+    factor(0.75),
+    factor(2.0),
+    factor(1.02),
+    row_factor(1.21),
+)
