@@ -50,6 +50,10 @@ def parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="say what a case is, computing nothing")
     explain.add_argument("case", help="a case file, a folder with manifest.json, or an id")
 
+    mutants = commands.add_parser("mutants", help="the wrong functions known, and what a case shows of them")
+    mutants.add_argument("case", nargs="?", help="a case file, a folder with manifest.json, or an id")
+    mutants.add_argument("--json", action="store_true", help="one JSON object in the place of a table")
+
     commands.add_parser("serve", help="answer JSON lines on stdin, many cases in one process")
     commands.add_parser("selftest", help="reproduce the published bits")
     info = commands.add_parser("info", help="versions, backends, paths")
@@ -101,6 +105,8 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
             for sentence in plan["meaning"]:
                 _say(sentence)
             return 0, plan
+        case "mutants":
+            return 0, commands.mutants(args.case) if args.json else commands.mutants_table(args.case)
         case "serve":
             from .serve import serve
 

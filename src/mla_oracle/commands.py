@@ -102,8 +102,25 @@ def explain(source: str) -> JSON:
     }
 
 
-def info(*, cuda: bool = False) -> JSON:
-    """The installation: versions, file schemas, where the C++ header is; with `cuda`, the driver and its devices."""
+def mutants(source: str | None = None) -> JSON:
+    """The catalogue of wrong functions, or what the case in `source` shows of each."""
+    from .exchange import load_case
+    from .mutants import catalogue
+
+    answer: JSON = _plain(catalogue.describe() if source is None else catalogue.shown(load_case(source)))
+    return answer
+
+
+def mutants_table(source: str | None = None) -> str:
+    """`mutants` as lines of text."""
+    from .exchange import load_case
+    from .mutants import catalogue
+
+    return catalogue.table(catalogue.describe() if source is None else catalogue.shown(load_case(source)))
+
+
+def info() -> JSON:
+    """The installation: versions, file schemas, where the C++ header is."""
     import platform
 
     import ml_dtypes

@@ -14,13 +14,13 @@ import numpy as np
 from ..arrays import Array
 from .joins import inverse
 from .memory import Rows
-from .plan import Joined, Plan
+from .plan import Parts, Plan
 
 PLACE = frozenset(("lanes", "table", "block", "page_stride", "row_stride", "address"))
 LATENT = PLACE | {"q_latent"}
 ROPE = PLACE | {"q_rope", "turn_keys"}
 SCORE = LATENT | ROPE
-WEIGHT = SCORE | {"length", "causal", "scale", "sees", "score", "mask", "parts"}
+WEIGHT = SCORE | {"length", "causal", "scale", "sees", "score", "mask", "parts", "keeps_parts"}
 VALUE = WEIGHT | {"value_lanes", "value_address", "value_columns", "touches_masked"}
 EVERY = VALUE | {"join", "extras"}
 
@@ -34,10 +34,10 @@ class State:
     rope: Array | None  # and of the rope elements
     s: Array  # scores, -inf where masked
     e: Array  # e^(s - m of the lane's part)
-    parts: list[Array] | None
+    parts: Parts | None
     m: Array  # maximum of each part [T, H, parts]
     l: Array  # sum of e of each part [T, H, parts]  # noqa: E741
-    acc: list[Array]  # sum of e v of each part [T, H, V]
+    acc: list[Array]  # sum of e v of each part [T, H, V]; empty where parts are joined before values are read
     out: Array  # [T, H, V]
     lse: Array  # [T, H] in its unit
 
@@ -79,9 +79,8 @@ def evaluate(plan: Plan, rows: Rows, base: State | None = None) -> State:
         if base is not None and not changed & VALUE:
             acc = base.acc
         else:
-            values = _values(plan, rows, addresses)  # [n, V]
-            acc = [_sum(e, s, values, part, plan.touches_masked) for part in ([None] if parts is None else parts)]
-        out, lse = _finish(plan, m, l, acc)
+            acc = _parts(plan, rows, addresses, s, e, parts)
+        out, lse = _finish(plan, rows, addresses, s, e, parts, m, l, acc)
     return State(plan, latent, rope, s, e, parts, m, l, acc, out, lse)
 
 
@@ -89,7 +88,7 @@ def _dot(q: Array, rows: Rows, addresses: Array, columns: slice, known: Array | 
     """q . key [T, H, n]; `known` has it for the request's own tokens."""
     T, H, width = q.shape
     if known is None:
-        return (q.reshape(T * H, width) @ rows.read(addresses)[:, columns].T).reshape(T, H, len(addresses))
+        return (q.reshape(T * H, width) @ rows.read(addresses)[0][:, columns].T).reshape(T, H, len(addresses))
     n = len(addresses)
     if n <= len(rows.addresses) and np.array_equal(addresses, rows.addresses[:n]):
         return known[..., :n]
@@ -108,46 +107,57 @@ def _rope(plan: Plan, rows: Rows, addresses: Array, width: int, base: State | No
         return None
     columns = slice(width, width + q.shape[-1])
     if plan.turn_keys is not None:
-        keys = plan.turn_keys(rows.read(addresses)[:, columns], plan.lanes)
+        keys = plan.turn_keys(rows.read(addresses)[0][:, columns], plan.lanes)
         return (q.reshape(-1, q.shape[-1]) @ keys.T).reshape(*q.shape[:2], len(addresses))
     known = None if base is None or q is not base.plan.q_rope else base.rope
     return _dot(q, rows, addresses, columns, known)
 
 
-def _weigh(s: Array, parts: list[Array] | None) -> tuple[Array, Array, Array]:
+def _weigh(s: Array, parts: Parts | None) -> tuple[Array, Array, Array]:
     """e^(s - m) [T, H, n], the maximum m and the sum of it for each part [T, H, parts]."""
     if parts is None:
         m = s.max(-1, keepdims=True, initial=-np.inf)
         e = s - np.where(m == -np.inf, 0, m)
         np.exp(e, out=e)
         return e, m, e.sum(-1, keepdims=True)
-    e = np.zeros(s.shape)
-    tops, sums = [], []
-    for part in parts:
-        own = s[..., part]
-        top = own.max(-1, keepdims=True, initial=-np.inf)
-        weights = np.exp(own - np.where(top == -np.inf, 0, top))
-        e[..., part] = weights
-        tops.append(top)
-        sums.append(weights.sum(-1, keepdims=True))
-    return e, np.concatenate(tops, -1), np.concatenate(sums, -1)
+    order = np.argsort(parts.of_lane, kind="stable")
+    first = np.searchsorted(parts.of_lane[order], np.arange(parts.count))
+    full = np.diff(first, append=len(order)) > 0  # the parts that have lanes
+    m, l = np.full((*s.shape[:2], parts.count), -np.inf), np.zeros((*s.shape[:2], parts.count))  # noqa: E741
+    if not full.any():
+        return np.zeros(s.shape), m, l
+    m[..., full] = np.maximum.reduceat(s[..., order], first[full], -1)
+    e = s - np.where(m == -np.inf, 0, m)[..., parts.of_lane]
+    np.exp(e, out=e)
+    l[..., full] = np.add.reduceat(e[..., order], first[full], -1)
+    return e, m, l
 
 
-def _values(plan: Plan, rows: Rows, addresses: Array) -> Array:
+def _parts(plan: Plan, rows: Rows, addresses: Array, s: Array, e: Array, parts: Parts | None) -> list[Array]:
+    """The sum of e v of the one part, or of each where they are results."""
+    if parts is None:
+        return [_sum(e, s, *_values(plan, rows, addresses), plan.touches_masked)]
+    if not plan.keeps_parts:
+        return []
+    values, finite = _values(plan, rows, addresses)
+    lanes = [parts.of_lane == i for i in range(parts.count)]
+    return [_sum(e[..., own], s[..., own], values[own], finite, plan.touches_masked) for own in lanes]
+
+
+def _values(plan: Plan, rows: Rows, addresses: Array) -> tuple[Array, bool]:
+    """What each lane adds to the output [n, V], and whether it is known to be finite."""
     if plan.value_lanes is not None or plan.value_address is not None:
         address = plan.value_address or plan.address
         addresses = address(plan, plan.lanes if plan.value_lanes is None else plan.value_lanes)
-    read = rows.read(addresses)
-    return read[:, : plan.head_dim_v] if plan.value_columns is None else read[:, plan.value_columns]
+    read, finite = rows.read(addresses)
+    return (read[:, : plan.head_dim_v] if plan.value_columns is None else read[:, plan.value_columns]), finite
 
 
-def _sum(e: Array, s: Array, values: Array, part: Array | None, touches_masked: bool) -> Array:
-    """sum e v [T, H, V] over the lanes of a part. A lane without weight is not touched, or it is: 0 NaN is NaN."""
-    if part is not None:
-        e, s, values = e[..., part], s[..., part], values[part]
-    T, H, n = e.shape
-    weights = e.reshape(T * H, n)
-    if np.isfinite(values.sum()):
+def _sum(weights: Array, s: Array, values: Array, finite: bool, touches_masked: bool) -> Array:
+    """sum w v [T, H, V] over the lanes. A lane without weight is not touched, or it is: 0 NaN is NaN."""
+    T, H, n = weights.shape
+    weights = weights.reshape(T * H, n)
+    if finite:
         return (weights @ values).reshape(T, H, -1)
     bad = np.flatnonzero(~np.isfinite(values).all(1))
     acc = weights @ np.where(np.isfinite(values), values, 0)
@@ -166,17 +176,33 @@ def _count(rows: Array, columns: Array) -> Array:
     return rows.astype(np.float32) @ columns.astype(np.float32)
 
 
-def _finish(plan: Plan, m: Array, l: Array, acc: list[Array]) -> tuple[Array, Array]:  # noqa: E741
+def _finish(
+    plan: Plan,
+    rows: Rows,
+    addresses: Array,
+    s: Array,
+    e: Array,
+    parts: Parts | None,
+    m: Array,
+    l: Array,  # noqa: E741
+    acc: list[Array],
+) -> tuple[Array, Array]:
     """out [T, H, V] and lse [T, H]: the parts joined, empty rows as the plan says."""
+    own = m.shape[-1]
     if plan.extras:
-        acc = [*acc, *(part.out for part in plan.extras)]
         m = np.concatenate([m, *(part.lse[..., None] for part in plan.extras)], -1)
         l = np.concatenate([l, *((part.lse > -np.inf)[..., None] * 1.0 for part in plan.extras)], -1)  # noqa: E741
     coef, top, z, lse = plan.join(m, l)
-    out = acc[0] * coef[..., 0, None]
-    for i in range(1, len(acc)):
-        own = np.where(coef[..., i, None] == 0, 0, acc[i]) if i >= len(acc) - len(plan.extras) else acc[i]
-        out = out + own * coef[..., i, None]
+    if acc:
+        out = sum(acc[i] * coef[..., i, None] for i in range(own))
+    else:
+        assert parts is not None
+        weights = e * coef[..., parts.of_lane]
+        out = _sum(weights, s, *_values(plan, rows, addresses), plan.touches_masked)
+        out[np.isnan(coef).any(-1)] = np.nan
+    for i, part in enumerate(plan.extras):
+        factor = coef[..., own + i, None]
+        out = out + np.where(factor == 0, 0, part.out) * factor
     if lse is None:
         lse = plan.log_sum(plan, top, z)
     empty = z == 0

@@ -90,14 +90,15 @@ class Rows:
         at = np.minimum(np.searchsorted(self._sorted, addresses), len(self._sorted) - 1)
         return np.where(self._sorted[at] == addresses, self._order[at], -1)
 
-    def read(self, addresses: Array) -> Array:
-        """The rows at `addresses` [m]: f64 [m, D]; a view where they are the request's first m."""
+    def read(self, addresses: Array) -> tuple[Array, bool]:
+        """The rows at `addresses` [m]: f64 [m, D], a view where they are the request's first m; known to be finite?"""
         m = len(addresses)
         if m <= len(self.addresses) and np.array_equal(addresses, self.addresses[:m]):
-            return self.data[:m]
+            return self.data[:m], self.finite
         lanes = self.lanes(addresses)
         out = self.data[np.maximum(lanes, 0)] if len(self.data) else np.zeros((m, self.memory.width))
         strange = np.flatnonzero(lanes < 0)
-        if len(strange):
-            out[strange] = self.memory.read(addresses[strange])
-        return out
+        if not len(strange):
+            return out, self.finite
+        out[strange] = rows = self.memory.read(addresses[strange])
+        return out, self.finite and bool(np.isfinite(rows).all())

@@ -30,6 +30,13 @@ class Joined(NamedTuple):
     lse: Array | None = None  # [T, H] in the unit it is returned in
 
 
+class Parts(NamedTuple):
+    """Which part each lane belongs to."""
+
+    of_lane: Array  # [n]
+    count: int
+
+
 class Part(NamedTuple):
     """A state that no lane of the plan has: out [T, H, V] and natural lse [T, H]."""
 
@@ -64,7 +71,8 @@ class Plan:
     mask: Callable[[Array, Array], Array]  # scores, what is seen -> scores
     join: Callable[[Array, Array], Joined]  # maximum and sum of each part [T, H, parts]
     log_sum: Callable[[Plan, Array, Array], Array]  # m, z [T, H] -> lse in its unit
-    parts: Callable[[Plan], list[Array]] | None = None  # lanes of each part; None: one part
+    parts: Callable[[Plan], Parts] | None = None  # None: one part
+    keeps_parts: bool = False  # the state of each part is a result, too
     extras: tuple[Part, ...] = ()  # parts after those
     turn_keys: Callable[[Array, Array], Array] | None = None  # rope elements [n, R], tokens [n] -> [n, R]
     value_lanes: Array | None = None  # [n] token whose value a lane takes; None: its own

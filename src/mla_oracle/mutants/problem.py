@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +19,7 @@ from ..placement import dense_table
 from . import joins, plan
 from .evaluate import State, evaluate
 from .memory import Memory, Rows
-from .plan import Plan
+from .plan import Parts, Plan
 from .rotation import Rotation, rotation_of
 
 KEPT_BYTES = 1 << 30  # of the states of right plans
@@ -136,16 +135,16 @@ class Problem:
             join=joins.exact,
             log_sum=plan.log_sum,
             parts=self.owned if self.shards > 1 else None,
+            keeps_parts=self.shards > 1,
             up=self.up,
         )
 
-    def owned(self, p: Plan) -> list[Array]:
-        """The lanes of each rank of a sharded case, by the tokens the ranks own."""
+    def owned(self, p: Plan) -> Parts:
+        """The rank of each lane of a sharded case: the one that owns its token."""
         assert isinstance(self.case, PagedCase)
         size = -(-int(self.lens[p.b]) // self.shards)
         rank = p.lanes % self.shards if self.case.shard_layout == "interleaved" else p.lanes // max(size, 1)
-        rank = np.minimum(rank, self.shards - 1)
-        return [np.flatnonzero(rank == s) for s in range(self.shards)]
+        return Parts(np.minimum(rank, self.shards - 1), self.shards)
 
     def state(self, b: int) -> tuple[Rows, State]:
         """The rows of request b and the state of its right plan."""
@@ -195,6 +194,3 @@ def absorb(q_nope: Array, w_uk: Array) -> Array:
 
 def attention_of(case: Case) -> bool:
     return isinstance(case, (PagedCase, DenseCase))
-
-
-__all__ = ["Problem", "Results", "absorb", "attention_of", "replace"]

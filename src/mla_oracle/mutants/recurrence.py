@@ -16,7 +16,7 @@ from ..arrays import Array
 from .joins import exact, inverse, last_of, powers
 from .mutant import Join, Mutant
 from .needs import Need, two_heads, unsharded
-from .plan import Joined, Plan
+from .plan import Joined, Parts, Plan
 from .problem import Problem
 
 two_tiles = Need("two key tiles: of a page, or of 64 keys", lambda p: int(p.lens.max(initial=0)) > tile(p))
@@ -27,9 +27,9 @@ def tile(problem: Problem) -> int:
     return min(problem.block, 64) if problem.paged and problem.block > 1 else 64
 
 
-def tiles(problem: Problem) -> Callable[[Plan], list[Array]]:
+def tiles(problem: Problem) -> Callable[[Plan], Parts]:
     size = tile(problem)
-    return lambda plan: [np.arange(i, min(i + size, len(plan.lanes))) for i in range(0, max(len(plan.lanes), 1), size)]
+    return lambda plan: Parts(np.arange(len(plan.lanes)) // size, max(-(-len(plan.lanes) // size), 1))
 
 
 def running(m: Array) -> Array:

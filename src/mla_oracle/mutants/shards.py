@@ -24,9 +24,11 @@ several = Need("two query tokens and causal", lambda p: p.causal and p.T >= 2)
 
 def owner(problem: Problem, plan: Plan) -> tuple[Array, Array]:
     """The rank of each lane's token, and its place among the rank's tokens."""
-    ranks, places = np.zeros(len(plan.lanes), np.int64), np.zeros(len(plan.lanes), np.int64)
-    for rank, own in enumerate(problem.owned(plan)):
-        ranks[own], places[own] = rank, np.arange(len(own))
+    ranks = problem.owned(plan).of_lane
+    places = np.zeros(len(ranks), np.int64)
+    for rank in range(problem.shards):
+        own = ranks == rank
+        places[own] = np.arange(own.sum())
     return ranks, places
 
 

@@ -17,19 +17,18 @@ from ..arrays import Array
 from .joins import exact, inverse, last_of, log_parts, powers, weighted
 from .mutant import Join, Mutant
 from .needs import Need, paged, two_heads, two_keys, unsharded
-from .plan import Joined, Part, Plan
+from .plan import Joined, Part, Parts, Plan
 from .problem import Problem
 
 SPLITS = 4
 
 
-def cut(splits: int) -> Callable[[Plan], list[Array]]:
+def cut(splits: int) -> Callable[[Plan], Parts]:
     """Runs of ceil(keys / splits) lanes; the last ones may be short or empty."""
 
-    def parts(plan: Plan) -> list[Array]:
-        n = len(plan.lanes)
-        size = max(-(-n // splits), 1)
-        return [np.arange(i * size, min((i + 1) * size, n)) for i in range(splits)]
+    def parts(plan: Plan) -> Parts:
+        size = max(-(-len(plan.lanes) // splits), 1)
+        return Parts(np.arange(len(plan.lanes)) // size, splits)
 
     return parts
 
