@@ -62,12 +62,20 @@ def _split(problem: Problem, plan: Plan) -> Plan:
 
 
 def _mutant(name: str, formula: str, edit: Callable[[Problem, Plan], Plan], *needs: Need, refs: str = "") -> Mutant:
-    return Mutant(name=f"absorb.{name}", family=FAMILY, formula=formula, references=tuple(refs.split()),
-                  conditions=(dense, *needs), edit=edit)
+    return Mutant(
+        name=f"absorb.{name}",
+        family=FAMILY,
+        formula=formula,
+        references=tuple(refs.split()),
+        conditions=(dense, *needs),
+        edit=edit,
+    )
 
 
-pow2 = Need("nope elements that are no power of two", lambda p: isinstance(p.case, DenseCase)
-            and p.case.w_uk.shape[1] & (p.case.w_uk.shape[1] - 1) != 0)
+pow2 = Need(
+    "nope elements that are no power of two",
+    lambda p: isinstance(p.case, DenseCase) and p.case.w_uk.shape[1] & (p.case.w_uk.shape[1] - 1) != 0,
+)
 
 
 def _power_of_two(q: Array, w: Array) -> tuple[Array, Array]:
@@ -76,14 +84,29 @@ def _power_of_two(q: Array, w: Array) -> tuple[Array, Array]:
 
 
 MUTANTS = (
-    _mutant("uk-of-head-0", "a_h = q_h w_uk_0", key(lambda q, w: (q, np.broadcast_to(w[:1], w.shape))), two_heads, two_keys),
+    _mutant(
+        "uk-of-head-0", "a_h = q_h w_uk_0", key(lambda q, w: (q, np.broadcast_to(w[:1], w.shape))), two_heads, two_keys
+    ),
     _mutant("uk-next-head", "a_h = q_h w_uk_(h+1)", key(lambda q, w: (q, np.roll(w, -1, 0))), two_heads, two_keys),
     _mutant("uk-transposed", "w_uk [H, P, L] read as [H, L, P]", key(lambda q, w: (q, _flat(w))), two_keys),
-    _mutant("uk-power-of-two", "only the first 2^k nope elements, a GEMM for powers of two", key(_power_of_two), pow2,
-            two_keys, refs="vllm-project/vllm#51915"),
-    _mutant("uv-of-head-0", "v_h = w_uv_0 o_h", value(lambda _, w: np.broadcast_to(w[:1], w.shape)), two_heads, one_key),
+    _mutant(
+        "uk-power-of-two",
+        "only the first 2^k nope elements, a GEMM for powers of two",
+        key(_power_of_two),
+        pow2,
+        two_keys,
+        refs="vllm-project/vllm#51915",
+    ),
+    _mutant(
+        "uv-of-head-0", "v_h = w_uv_0 o_h", value(lambda _, w: np.broadcast_to(w[:1], w.shape)), two_heads, one_key
+    ),
     _mutant("uv-next-head", "v_h = w_uv_(h+1) o_h", value(lambda _, w: np.roll(w, -1, 0)), two_heads, one_key),
     _mutant("uv-transposed", "w_uv [H, V, L] read as [H, L, V]", value(lambda _, w: _flat(w)), one_key),
-    _mutant("split", "kv_b_proj split as all of w_uk, then all of w_uv, where it holds both head by head", _split,
-            two_heads, one_key),
+    _mutant(
+        "split",
+        "kv_b_proj split as all of w_uk, then all of w_uv, where it holds both head by head",
+        _split,
+        two_heads,
+        one_key,
+    ),
 )

@@ -19,8 +19,10 @@ from .plan import Plan, table_entry
 from .problem import Problem
 
 WRAP, STRIDE = "32-bit offset wrap", "stride ignored"
-gap = Need("pages farther apart than their rows need, and a page id above 0", lambda p:
-           p.memory.stride > p.memory.page_bytes and bool(np.any(ids(p) > 0)))
+gap = Need(
+    "pages farther apart than their rows need, and a page id above 0",
+    lambda p: p.memory.stride > p.memory.page_bytes and bool(np.any(ids(p) > 0)),
+)
 page_above_0 = Need("a page id above 0", lambda p: bool(np.any(ids(p) > 0)))
 
 
@@ -36,7 +38,8 @@ def bases(of: Callable[[Problem, Array], Array]) -> Callable[[Problem, Plan], Pl
     def edit(problem: Problem, plan: Plan) -> Plan:
         def address(own: Plan, j: Array) -> Array:
             start = table_entry(own, j // own.block, lambda page: of(problem, page))
-            return start + j % own.block * own.row_stride
+            row: Array = start + j % own.block * own.row_stride
+            return row
 
         return replace(plan, address=address)
 
@@ -57,19 +60,29 @@ def offset_wrap(unit: str, signed: bool) -> Mutant:
         return wrap(page * (problem.memory.stride // step), 32, signed) * step
 
     word = "int32" if signed else "uint32"
-    return _mutant(f"wrap.{word}-{unit}", WRAP, f"offset <- {word}(page stride in {unit})", _reaches(of),
-                   edit=bases(of), refs="flashinfer-ai/flashinfer#3130 flashinfer-ai/flashinfer#3136"
-                   " flashinfer-ai/flashinfer#3219 vllm-project/vllm#47671 ROCm/aiter#4452 local-inference-lab/b12x#45",
-                   unit=unit, word=word)
+    return _mutant(
+        f"wrap.{word}-{unit}",
+        WRAP,
+        f"offset <- {word}(page stride in {unit})",
+        _reaches(of),
+        edit=bases(of),
+        refs="flashinfer-ai/flashinfer#3130 flashinfer-ai/flashinfer#3136"
+        " flashinfer-ai/flashinfer#3219 vllm-project/vllm#47671 ROCm/aiter#4452 local-inference-lab/b12x#45",
+        unit=unit,
+        word=word,
+    )
 
 
 def _reaches(of: Callable[[Problem, Array], Array]) -> Need:
-    return Need("a page whose offset does not fit",
-                lambda p: p.paged and bool(np.any(of(p, ids(p)) != ids(p) * p.memory.stride)))
+    return Need(
+        "a page whose offset does not fit",
+        lambda p: p.paged and bool(np.any(of(p, ids(p)) != ids(p) * p.memory.stride)),
+    )
 
 
 def id_wrap(word: str, act: Callable[[Array], Array]) -> Mutant:
     """The page id itself in a narrower type."""
+
     def of(problem: Problem, page: Array) -> Array:
         return act(page) * problem.memory.stride
 
@@ -101,30 +114,63 @@ def _mutant(
     refs: str = "",
     **parameters: str,
 ) -> Mutant:
-    return Mutant(name=name, family=family, formula=formula, references=tuple(refs.split()), parameters=parameters,
-                  conditions=(paged, one_key, *needs), edit=edit)
+    return Mutant(
+        name=name,
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        parameters=parameters,
+        conditions=(paged, one_key, *needs),
+        edit=edit,
+    )
 
 
 narrow = Need("a value narrower than the row", lambda p: p.V < p.D)
 unpadded = Need("rows of no multiple of 128 elements", lambda p: p.D % 128 != 0)
 MUTANTS = (
-    _mutant("stride.pages", STRIDE, "page at id P row bytes, the block's stride not used", gap,
-            edit=lambda problem, plan: replace(plan, page_stride=problem.memory.page_bytes),
-            refs="ROCm/aiter#3498 vllm-project/vllm#47493 flashinfer-ai/flashinfer#3856"),
-    _mutant("stride.pages-doubled", STRIDE, "page at 2 id P row bytes, K and V taken for interleaved", page_above_0,
-            edit=lambda problem, plan: replace(plan, page_stride=2 * problem.memory.page_bytes)),
+    _mutant(
+        "stride.pages",
+        STRIDE,
+        "page at id P row bytes, the block's stride not used",
+        gap,
+        edit=lambda problem, plan: replace(plan, page_stride=problem.memory.page_bytes),
+        refs="ROCm/aiter#3498 vllm-project/vllm#47493 flashinfer-ai/flashinfer#3856",
+    ),
+    _mutant(
+        "stride.pages-doubled",
+        STRIDE,
+        "page at 2 id P row bytes, K and V taken for interleaved",
+        page_above_0,
+        edit=lambda problem, plan: replace(plan, page_stride=2 * problem.memory.page_bytes),
+    ),
     row_stride("value-width", "rows V elements apart, pages too", lambda p: p.V, narrow, pages=True),
-    row_stride("value-width-in-page", "rows V elements apart within right pages", lambda p: p.V, narrow,
-               Need("pages of two rows or more", lambda p: p.block >= 2), pages=False),
-    row_stride("padded-rows", "rows padded to a multiple of 128 elements, pages too", lambda p: -(-p.D // 128) * 128,
-               unpadded, pages=True),
+    row_stride(
+        "value-width-in-page",
+        "rows V elements apart within right pages",
+        lambda p: p.V,
+        narrow,
+        Need("pages of two rows or more", lambda p: p.block >= 2),
+        pages=False,
+    ),
+    row_stride(
+        "padded-rows",
+        "rows padded to a multiple of 128 elements, pages too",
+        lambda p: -(-p.D // 128) * 128,
+        unpadded,
+        pages=True,
+    ),
     offset_wrap("elements", False),
     offset_wrap("elements", True),
     offset_wrap("bytes", False),
     offset_wrap("bytes", True),
-    _mutant("wrap.uint32-whole", WRAP, "offset <- uint32(page stride + slot row bytes)",
-            Need("a page whose offset does not fit", lambda p: bool(np.any(ids(p) * p.memory.stride >= 1 << 32))),
-            edit=_whole_wrap, refs="ROCm/aiter#4452"),
+    _mutant(
+        "wrap.uint32-whole",
+        WRAP,
+        "offset <- uint32(page stride + slot row bytes)",
+        Need("a page whose offset does not fit", lambda p: bool(np.any(ids(p) * p.memory.stride >= 1 << 32))),
+        edit=_whole_wrap,
+        refs="ROCm/aiter#4452",
+    ),
     id_wrap("int16", lambda page: wrap(page, 16, True)),
     id_wrap("uint16", lambda page: wrap(page, 16, False)),
     id_wrap("float32", lambda page: page.astype(np.float32).astype(np.int64)),

@@ -57,23 +57,46 @@ def _mutant(name: str, formula: str, act: Callable[[AppendCase], Array], refs: s
 
 
 MUTANTS = (
-    _mutant("skipped-to-slot-0", "slot -1 written to slot 0", lambda c: write(c, np.maximum(c.slot_mapping, 0)),
-            "sgl-project/sglang#36207"),
-    _mutant("skipped-to-last-slot", "slot -1 written to the last slot of the cache",
-            lambda c: write(c, np.where(c.slot_mapping < 0, c.kv_cache.shape[0] * c.kv_cache.shape[1] - 1, c.slot_mapping))),
-    _mutant("padding-written", "slots of padding rows keep those of the rows before", lambda c: write(
-        c, _kept_slots(c.slot_mapping)), "vllm-project/vllm-ascend#3482"),
+    _mutant(
+        "skipped-to-slot-0",
+        "slot -1 written to slot 0",
+        lambda c: write(c, np.maximum(c.slot_mapping, 0)),
+        "sgl-project/sglang#36207",
+    ),
+    _mutant(
+        "skipped-to-last-slot",
+        "slot -1 written to the last slot of the cache",
+        lambda c: write(c, np.where(c.slot_mapping < 0, c.kv_cache.shape[0] * c.kv_cache.shape[1] - 1, c.slot_mapping)),
+    ),
+    _mutant(
+        "padding-written",
+        "slots of padding rows keep those of the rows before",
+        lambda c: write(c, _kept_slots(c.slot_mapping)),
+        "vllm-project/vllm-ascend#3482",
+    ),
     _mutant("next-slot", "row i at slot + 1", lambda c: write(c, np.where(c.slot_mapping < 0, -1, c.slot_mapping + 1))),
-    _mutant("first-slots", "row i at slot i: the mapping is not read", lambda c: write(c, np.arange(len(c.slot_mapping)))),
+    _mutant(
+        "first-slots", "row i at slot i: the mapping is not read", lambda c: write(c, np.arange(len(c.slot_mapping)))
+    ),
     _mutant("page-slot-swapped", "page and slot within it exchanged", lambda c: write(c, _page_slot_swapped(c))),
     _mutant("last-lost", "the last row is not written", lambda c: write(c, c.slot_mapping[:-1])),
     _mutant("nothing", "no row is written", lambda c: c.kv_cache.copy(), "EfficientMoE/MoE-Infinity#195"),
-    _mutant("next-row", "slot i gets row i + 1", lambda c: write(
-        c, c.slot_mapping, np.roll(c.c_kv, -1, 0), np.roll(c.k_pe, -1, 0))),
-    _mutant("rope-first", "[k_pe | c_kv] in the place of [c_kv | k_pe]", lambda c: write(c, c.slot_mapping, swap=True),
-            "ggml-org/llama.cpp#18986"),
+    _mutant(
+        "next-row",
+        "slot i gets row i + 1",
+        lambda c: write(c, c.slot_mapping, np.roll(c.c_kv, -1, 0), np.roll(c.k_pe, -1, 0)),
+    ),
+    _mutant(
+        "rope-first",
+        "[k_pe | c_kv] in the place of [c_kv | k_pe]",
+        lambda c: write(c, c.slot_mapping, swap=True),
+        "ggml-org/llama.cpp#18986",
+    ),
     _mutant("rope-lost", "k_pe is not written", lambda c: _kept(c, slice(c.c_kv.shape[1], None))),
     _mutant("latent-lost", "c_kv is not written", lambda c: _kept(c, slice(0, c.c_kv.shape[1]))),
-    _mutant("rope-of-row-0", "k_pe of row 0 for every row", lambda c: write(
-        c, c.slot_mapping, k_pe=np.broadcast_to(c.k_pe[:1], c.k_pe.shape))),
+    _mutant(
+        "rope-of-row-0",
+        "k_pe of row 0 for every row",
+        lambda c: write(c, c.slot_mapping, k_pe=np.broadcast_to(c.k_pe[:1], c.k_pe.shape)),
+    ),
 )

@@ -54,10 +54,17 @@ SECTIONS = (
 )
 
 
+COMPOSED = (  # huggingface/optimum-intel#1877: the scale is the default one, and the pairing the other one
+    ("temperature.no-mscale", "rope.pairing"),
+    ("temperature.row-width", "rope.pairing"),
+)
+
+
 @cache
 def bank() -> tuple[Mutant, ...]:
     """Every mutant, in the order a kernel walks: scale, rope, scores, rows, pages, keys, softmax, merge, output."""
-    return tuple(mutant for section in SECTIONS for mutant in section.MUTANTS)
+    single = {mutant.name: mutant for section in SECTIONS for mutant in section.MUTANTS}
+    return (*single.values(), *(compose(*(single[name] for name in names)) for names in COMPOSED))
 
 
 def equivalences() -> tuple[Mutant, ...]:
@@ -68,11 +75,13 @@ def equivalences() -> tuple[Mutant, ...]:
 def find(name: str) -> Mutant:
     """The mutant of this name; "a + b" is the composition of two. Raises InputError."""
     known = {mutant.name: mutant for mutant in (*bank(), *equivalences())}
+    if name in known:
+        return known[name]
     parts = [part.strip() for part in name.split("+")]
     for part in parts:
         if part not in known:
             raise InputError(f"mutant {part!r} is not known (see mla-oracle mutants)")
-    return known[parts[0]] if len(parts) == 1 else compose(*(known[part] for part in parts))
+    return compose(*(known[part] for part in parts))
 
 
 def applicable(case: Case, mutants: Iterable[Mutant] | None = None) -> tuple[Mutant, ...]:

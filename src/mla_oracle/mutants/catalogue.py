@@ -23,9 +23,7 @@ def describe() -> JSON:
         "families": dict(Counter(mutant.family for mutant in bank())),
         "mutants": [_entry(mutant) for mutant in bank()],
         "controls": [_entry(mutant) for mutant in equivalences()],
-        "absent": [
-            {"family": a.family, "reason": a.reason, "references": list(a.references)} for a in ABSENT
-        ],
+        "absent": [{"family": a.family, "reason": a.reason, "references": list(a.references)} for a in ABSENT],
     }
 
 

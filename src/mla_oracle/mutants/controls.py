@@ -17,8 +17,8 @@ from .mutant import Mutant, Turn
 from .needs import Need, angles, one_key, paged, rope, two_keys, unsharded
 from .plan import Plan
 from .problem import Problem
-from .rotation import Rotation, halves
 from .rope import rotate
+from .rotation import Rotation, halves
 from .splits import cut
 from .tail import padded
 
@@ -59,19 +59,46 @@ def _folded(problem: Problem, plan: Plan) -> Plan:
 
 
 def _mutant(name: str, formula: str, edit: Callable[[Problem, Plan], Plan], *needs: Need, refs: str = "") -> Mutant:
-    return Mutant(name=f"control.{name}", family=FAMILY, formula=formula, references=tuple(refs.split()), control=True,
-                  conditions=needs, edit=edit)
+    return Mutant(
+        name=f"control.{name}",
+        family=FAMILY,
+        formula=formula,
+        references=tuple(refs.split()),
+        control=True,
+        conditions=needs,
+        edit=edit,
+    )
 
 
 _PERMUTED = "huggingface/transformers#39687 vllm-project/vllm#26995 HabanaAI/vllm-fork#2042"
 CONTROLS = (
-    _mutant("rope-permuted", "rope elements of q and k in another common order", _permuted, rope, two_keys, refs=_PERMUTED),
-    _mutant("positions-shifted", "all positions counted from 7: only differences matter", _shifted(7), rope, two_keys,
-            angles),
-    _mutant("keys-backwards", "keys in the opposite order", _backwards, two_keys, unsharded,
-            refs="deepseek-ai/FlashMLA#212 vllm-project/vllm#53257 ROCm/aiter#4378"),
-    _mutant("splits", "5 splits, merged rightly", lambda _, plan: replace(plan, parts=cut(5), join=exact), two_keys,
-            unsharded, refs="lightseekorg/tokenspeed#904 flashinfer-ai/flashinfer#4647"),
+    _mutant(
+        "rope-permuted", "rope elements of q and k in another common order", _permuted, rope, two_keys, refs=_PERMUTED
+    ),
+    _mutant(
+        "positions-shifted",
+        "all positions counted from 7: only differences matter",
+        _shifted(7),
+        rope,
+        two_keys,
+        angles,
+    ),
+    _mutant(
+        "keys-backwards",
+        "keys in the opposite order",
+        _backwards,
+        two_keys,
+        unsharded,
+        refs="deepseek-ai/FlashMLA#212 vllm-project/vllm#53257 ROCm/aiter#4378",
+    ),
+    _mutant(
+        "splits",
+        "5 splits, merged rightly",
+        lambda _, plan: replace(plan, parts=cut(5), join=exact),
+        two_keys,
+        unsharded,
+        refs="lightseekorg/tokenspeed#904 flashinfer-ai/flashinfer#4647",
+    ),
     _mutant("scale-folded", "the scale multiplied into q", _folded, one_key),
     _mutant("slack-not-touched", "rows nobody may read are read and chosen away", _slack_read, one_key, paged),
 )

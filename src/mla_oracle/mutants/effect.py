@@ -40,7 +40,9 @@ def effect(results: Results, truth: Results) -> Effect:
             if name not in results:
                 continue
             wrong, right = results[name].astype(np.float64), right.astype(np.float64)
-            clash = ~((wrong == right) | (np.isnan(wrong) & np.isnan(right)) | (np.isfinite(wrong) & np.isfinite(right)))
+            clash = ~(
+                (wrong == right) | (np.isnan(wrong) & np.isnan(right)) | (np.isfinite(wrong) & np.isfinite(right))
+            )
             difference = np.where(np.isfinite(wrong) & np.isfinite(right), wrong - right, 0)
             if name.endswith("lse"):
                 far = np.abs(difference) > ROUNDING * np.maximum(np.abs(np.where(np.isfinite(right), right, 0)), 1)
@@ -58,6 +60,10 @@ def effect(results: Results, truth: Results) -> Effect:
 
 def relative(difference: Array, right: Array) -> Array:
     """The root mean square of each row of `difference` [..., n] over that of `right`."""
-    size = np.sqrt((np.where(np.isfinite(right), right, 0) ** 2).mean(-1)) if right.shape[-1] else np.zeros(right.shape[:-1])
+    size = (
+        np.sqrt((np.where(np.isfinite(right), right, 0) ** 2).mean(-1))
+        if right.shape[-1]
+        else np.zeros(right.shape[:-1])
+    )
     error = np.sqrt((difference**2).mean(-1)) if right.shape[-1] else size
     return np.where(error == 0, 0, error / size)

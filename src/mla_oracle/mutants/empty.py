@@ -15,10 +15,14 @@ from .plan import Plan
 from .problem import Problem, Results
 
 empty_request = Need("a request without keys", lambda p: bool(np.any(p.lens == 0)))
-empty_first = Need("a request without keys before one that has some", lambda p: bool(
-    np.any((p.lens[:-1] == 0) & (np.maximum.accumulate(p.lens[::-1])[::-1][1:] > 0))))
-some_keys = Need("a query token that sees nothing of a request that has keys", lambda p: p.causal and bool(
-    np.any((p.lens > 0) & (p.lens < p.T))))
+empty_first = Need(
+    "a request without keys before one that has some",
+    lambda p: bool(np.any((p.lens[:-1] == 0) & (np.maximum.accumulate(p.lens[::-1])[::-1][1:] > 0))),
+)
+some_keys = Need(
+    "a query token that sees nothing of a request that has keys",
+    lambda p: p.causal and bool(np.any((p.lens > 0) & (p.lens < p.T))),
+)
 output_above = Need("a row above an empty one", lambda p: bool(np.any(_empty(p).reshape(-1)[1:])))
 
 
@@ -32,8 +36,9 @@ def stored(out: float | None, lse: float | None) -> Callable[[Problem, Plan], Pl
     """What an empty row holds; None: as it should."""
 
     def edit(problem: Problem, plan: Plan) -> Plan:
-        return replace(plan, empty_out=plan.empty_out if out is None else out,
-                       empty_lse=plan.empty_lse if lse is None else lse)
+        return replace(
+            plan, empty_out=plan.empty_out if out is None else out, empty_lse=plan.empty_lse if lse is None else lse
+        )
 
     return edit
 
@@ -89,30 +94,81 @@ def _mutant(
     refs: str = "",
     family: str = "empty row",
 ) -> Mutant:
-    return Mutant(name=f"empty.{name}", family=family, formula=formula, references=tuple(refs.split()),
-                  conditions=(paged, *needs), edit=edit, finish=finish)
+    return Mutant(
+        name=f"empty.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        conditions=(paged, *needs),
+        edit=edit,
+        finish=finish,
+    )
 
 
 MUTANTS = (
-    _mutant("nan", "o = 0 / 0 where nothing is seen", empty_row, edit=stored(np.nan, None), family="0/0",
-            refs="vllm-project/vllm#57094 flashinfer-ai/flashinfer#2883 vllm-project/vllm#37815"),
-    _mutant("nan-lse", "lse = (-inf) - (-inf) where nothing is seen, and out NaN", empty_row, edit=stored(np.nan, np.nan),
-            family="-inf merge", refs="vllm-project/vllm#27491 vllm-project/vllm#39148"),
-    _mutant("lse-zero", "lse = 0 where nothing is seen", empty_row, edit=stored(None, 0.0),
-            refs="vllm-project/vllm#49294"),
-    _mutant("lse-other-sign", "lse = -inf for +inf, or +inf for -inf", empty_row,
-            Need("an infinite empty_lse", lambda p: np.isinf(p.empty_lse)),
-            edit=lambda problem, plan: replace(plan, empty_lse=-plan.empty_lse)),
-    _mutant("lse-lowest", "lse = the lowest f32 where nothing is seen", empty_row,
-            edit=stored(None, float(np.finfo(np.float32).min))),
-    _mutant("one", "o = 1 where nothing is seen: an output filled before", empty_row, edit=stored(1.0, None),
-            family="empty row untouched", refs="flashinfer-ai/flashinfer#4975"),
-    _mutant("row-above", "o of an empty row is that of the row above", empty_row, output_above, finish=_row_above,
-            family="empty row untouched", refs="flashinfer-ai/flashinfer#4975"),
+    _mutant(
+        "nan",
+        "o = 0 / 0 where nothing is seen",
+        empty_row,
+        edit=stored(np.nan, None),
+        family="0/0",
+        refs="vllm-project/vllm#57094 flashinfer-ai/flashinfer#2883 vllm-project/vllm#37815",
+    ),
+    _mutant(
+        "nan-lse",
+        "lse = (-inf) - (-inf) where nothing is seen, and out NaN",
+        empty_row,
+        edit=stored(np.nan, np.nan),
+        family="-inf merge",
+        refs="vllm-project/vllm#27491 vllm-project/vllm#39148",
+    ),
+    _mutant(
+        "lse-zero", "lse = 0 where nothing is seen", empty_row, edit=stored(None, 0.0), refs="vllm-project/vllm#49294"
+    ),
+    _mutant(
+        "lse-other-sign",
+        "lse = -inf for +inf, or +inf for -inf",
+        empty_row,
+        Need("an infinite empty_lse", lambda p: np.isinf(p.empty_lse)),
+        edit=lambda problem, plan: replace(plan, empty_lse=-plan.empty_lse),
+    ),
+    _mutant(
+        "lse-lowest",
+        "lse = the lowest f32 where nothing is seen",
+        empty_row,
+        edit=stored(None, float(np.finfo(np.float32).min)),
+    ),
+    _mutant(
+        "one",
+        "o = 1 where nothing is seen: an output filled before",
+        empty_row,
+        edit=stored(1.0, None),
+        family="empty row untouched",
+        refs="flashinfer-ai/flashinfer#4975",
+    ),
+    _mutant(
+        "row-above",
+        "o of an empty row is that of the row above",
+        empty_row,
+        output_above,
+        finish=_row_above,
+        family="empty row untouched",
+        refs="flashinfer-ai/flashinfer#4975",
+    ),
     _mutant("first-key", "L' = max(L, 1)", empty_request, edit=_first_key),
-    _mutant("last-entry", "page bt[-1] for a request without keys", empty_request, edit=_last_entry,
-            refs="vllm-project/vllm#35969"),
+    _mutant(
+        "last-entry",
+        "page bt[-1] for a request without keys",
+        empty_request,
+        edit=_last_entry,
+        refs="vllm-project/vllm#35969",
+    ),
     _mutant("mean", "a row that sees nothing takes the mean of all keys", some_keys, edit=_uniform),
-    _mutant("work-shifted", "empty requests have no work item: later results move up", empty_first, finish=_shifted,
-            refs="flashinfer-ai/flashinfer#868 deepseek-ai/FlashMLA#11 deepseek-ai/FlashMLA#92"),
+    _mutant(
+        "work-shifted",
+        "empty requests have no work item: later results move up",
+        empty_first,
+        finish=_shifted,
+        refs="flashinfer-ai/flashinfer#868 deepseek-ai/FlashMLA#11 deepseek-ai/FlashMLA#92",
+    ),
 )

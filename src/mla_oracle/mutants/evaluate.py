@@ -36,7 +36,7 @@ class State:
     e: Array  # e^(s - m of the lane's part)
     parts: Parts | None
     m: Array  # maximum of each part [T, H, parts]
-    l: Array  # sum of e of each part [T, H, parts]  # noqa: E741
+    d: Array  # sum of e of each part [T, H, parts]
     acc: list[Array]  # sum of e v of each part [T, H, V]; empty where parts are joined before values are read
     out: Array  # [T, H, V]
     lse: Array  # [T, H] in its unit
@@ -49,9 +49,9 @@ class State:
     def partials(self) -> tuple[Array, Array]:
         """out [parts, T, H, V] and lse [parts, T, H] of the parts, without the extra ones."""
         with np.errstate(all="ignore"):
-            out = [acc * inverse(self.l[..., i])[..., None] for i, acc in enumerate(self.acc)]
-            lse = self.plan.log_sum(self.plan, self.m, self.l)
-        return np.stack(out), np.moveaxis(np.where(self.l == 0, self.plan.empty_lse, lse), -1, 0)
+            out = [acc * inverse(self.d[..., i])[..., None] for i, acc in enumerate(self.acc)]
+            lse = self.plan.log_sum(self.plan, self.m, self.d)
+        return np.stack(out), np.moveaxis(np.where(self.d == 0, self.plan.empty_lse, lse), -1, 0)
 
 
 def evaluate(plan: Plan, rows: Rows, base: State | None = None) -> State:
@@ -65,23 +65,17 @@ def evaluate(plan: Plan, rows: Rows, base: State | None = None) -> State:
         else:
             known = None if base is None or plan.q_latent is not base.plan.q_latent else base.latent
             latent = _dot(plan.q_latent, rows, addresses, slice(0, width), known)
-        if base is not None and not changed & ROPE:
-            rope = base.rope
-        else:
-            rope = _rope(plan, rows, addresses, width, base)
+        rope = _rope(plan, rows, addresses, width, base) if base is None or changed & ROPE else base.rope
         if base is not None and not changed & WEIGHT:
-            s, e, parts, m, l = base.s, base.e, base.parts, base.m, base.l  # noqa: E741
+            s, e, parts, m, d = base.s, base.e, base.parts, base.m, base.d
         else:
             s = plan.score(plan, latent if rope is None else latent + rope)
             s = plan.mask(s, plan.sees(plan))
             parts = None if plan.parts is None else plan.parts(plan)
-            e, m, l = _weigh(s, parts)  # noqa: E741
-        if base is not None and not changed & VALUE:
-            acc = base.acc
-        else:
-            acc = _parts(plan, rows, addresses, s, e, parts)
-        out, lse = _finish(plan, rows, addresses, s, e, parts, m, l, acc)
-    return State(plan, latent, rope, s, e, parts, m, l, acc, out, lse)
+            e, m, d = _weigh(s, parts)
+        acc = _parts(plan, rows, addresses, s, e, parts) if base is None or changed & VALUE else base.acc
+        out, lse = _finish(plan, rows, addresses, s, e, parts, m, d, acc)
+    return State(plan, latent, rope, s, e, parts, m, d, acc, out, lse)
 
 
 def _dot(q: Array, rows: Rows, addresses: Array, columns: slice, known: Array | None) -> Array:
@@ -121,16 +115,16 @@ def _weigh(s: Array, parts: Parts | None) -> tuple[Array, Array, Array]:
         np.exp(e, out=e)
         return e, m, e.sum(-1, keepdims=True)
     order = np.argsort(parts.of_lane, kind="stable")
-    first = np.searchsorted(parts.of_lane[order], np.arange(parts.count))
+    first = np.searchsorted(parts.of_lane[order], np.arange(parts.total))
     full = np.diff(first, append=len(order)) > 0  # the parts that have lanes
-    m, l = np.full((*s.shape[:2], parts.count), -np.inf), np.zeros((*s.shape[:2], parts.count))  # noqa: E741
+    m, d = np.full((*s.shape[:2], parts.total), -np.inf), np.zeros((*s.shape[:2], parts.total))
     if not full.any():
-        return np.zeros(s.shape), m, l
+        return np.zeros(s.shape), m, d
     m[..., full] = np.maximum.reduceat(s[..., order], first[full], -1)
     e = s - np.where(m == -np.inf, 0, m)[..., parts.of_lane]
     np.exp(e, out=e)
-    l[..., full] = np.add.reduceat(e[..., order], first[full], -1)
-    return e, m, l
+    d[..., full] = np.add.reduceat(e[..., order], first[full], -1)
+    return e, m, d
 
 
 def _parts(plan: Plan, rows: Rows, addresses: Array, s: Array, e: Array, parts: Parts | None) -> list[Array]:
@@ -140,7 +134,7 @@ def _parts(plan: Plan, rows: Rows, addresses: Array, s: Array, e: Array, parts: 
     if not plan.keeps_parts:
         return []
     values, finite = _values(plan, rows, addresses)
-    lanes = [parts.of_lane == i for i in range(parts.count)]
+    lanes = [parts.of_lane == i for i in range(parts.total)]
     return [_sum(e[..., own], s[..., own], values[own], finite, plan.touches_masked) for own in lanes]
 
 
@@ -184,15 +178,15 @@ def _finish(
     e: Array,
     parts: Parts | None,
     m: Array,
-    l: Array,  # noqa: E741
+    d: Array,
     acc: list[Array],
 ) -> tuple[Array, Array]:
     """out [T, H, V] and lse [T, H]: the parts joined, empty rows as the plan says."""
     own = m.shape[-1]
     if plan.extras:
         m = np.concatenate([m, *(part.lse[..., None] for part in plan.extras)], -1)
-        l = np.concatenate([l, *((part.lse > -np.inf)[..., None] * 1.0 for part in plan.extras)], -1)  # noqa: E741
-    coef, top, z, lse = plan.join(m, l)
+        d = np.concatenate([d, *((part.lse > -np.inf)[..., None] * 1.0 for part in plan.extras)], -1)
+    coef, top, z, lse = plan.join(m, d)
     if acc:
         out = sum(acc[i] * coef[..., i, None] for i in range(own))
     else:

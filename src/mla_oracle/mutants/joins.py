@@ -13,10 +13,10 @@ from ..arrays import Array
 from .plan import Joined
 
 
-def exact(m: Array, l: Array) -> Joined:  # noqa: E741
-    """coef_i = e^(m_i - M) / z, z = sum e^(m_i - M) l_i. m, l [..., parts]; an empty part has m -inf, l 0."""
+def exact(m: Array, d: Array) -> Joined:
+    """coef_i = e^(m_i - M) / z, z = sum e^(m_i - M) d_i. m, d [..., parts]; an empty part has m -inf, d 0."""
     top, c = powers(m)
-    z = (c * l).sum(-1)
+    z = (c * d).sum(-1)
     return Joined(c * inverse(z)[..., None], top, z)
 
 
@@ -31,18 +31,18 @@ def inverse(z: Array) -> Array:
     return np.where(z == 0, 0, 1 / np.where(z == 0, 1, z))
 
 
-def log_parts(m: Array, l: Array) -> Array:  # noqa: E741
+def log_parts(m: Array, d: Array) -> Array:
     """The natural lse of each part, -inf for an empty one."""
-    return m + np.log(l)
+    return m + np.log(d)
 
 
-def weighted(w: Array, l: Array, whole: Joined, lse: Array | None = None) -> Joined:  # noqa: E741
+def weighted(w: Array, d: Array, whole: Joined, lse: Array | None = None) -> Joined:
     """The join out = sum w_i out_i with the lse of `whole`, or the `lse` given as it is stored."""
-    return Joined(np.where(l == 0, 0, w) * inverse(l), whole.m, whole.z, lse)
+    return Joined(np.where(d == 0, 0, w) * inverse(d), whole.m, whole.z, lse)
 
 
-def last_of(x: Array, l: Array) -> Array:  # noqa: E741
+def last_of(x: Array, d: Array) -> Array:
     """x [..., parts] of the last part that is not empty."""
-    last = l.shape[-1] - 1 - np.argmax((l > 0)[..., ::-1], -1)
+    last = d.shape[-1] - 1 - np.argmax((d > 0)[..., ::-1], -1)
     own: Array = np.take_along_axis(x, last[..., None], -1)[..., 0]
     return own

@@ -15,8 +15,10 @@ from .problem import Problem
 
 FAMILY = "length metadata"
 tile_rest = Need("a length that is no multiple of 64", lambda p: bool(np.any(p.lens % 64)))
-boundary = Need("a request that ends within its table", lambda p: p.paged and bool(
-    np.any((p.lens > 0) & (p.lens < p.table.shape[1] * p.block))))
+boundary = Need(
+    "a request that ends within its table",
+    lambda p: p.paged and bool(np.any((p.lens > 0) & (p.lens < p.table.shape[1] * p.block))),
+)
 
 
 def length(of: Callable[[Problem, Plan], int]) -> Callable[[Problem, Plan], Plan]:
@@ -38,48 +40,115 @@ def _mutant(
     family: str = FAMILY,
     **parameters: int,
 ) -> Mutant:
-    return Mutant(name=f"length.{name}", family=family, formula=formula, references=tuple(refs.split()),
-                  parameters=parameters, conditions=needs, edit=length(of))
+    return Mutant(
+        name=f"length.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        parameters=parameters,
+        conditions=needs,
+        edit=length(of),
+    )
 
 
 def shift(by: int) -> Mutant:
     """L' = L + by."""
     needs = (two_keys,) if by < 0 else (one_key, boundary)
     name = {-1: "minus-one", 1: "plus-one"}.get(by, f"shift-{by}")
-    return _mutant(name, f"L' = L {'+-'[by < 0]} {abs(by)}", lambda _, p: p.length + by if p.length else 0, *needs,
-                   family="length off by one" if abs(by) == 1 else FAMILY, shift=by)
+    return _mutant(
+        name,
+        f"L' = L {'+-'[by < 0]} {abs(by)}",
+        lambda _, p: p.length + by if p.length else 0,
+        *needs,
+        family="length off by one" if abs(by) == 1 else FAMILY,
+        shift=by,
+    )
 
 
 def at_most(limit: int) -> Mutant:
     """L' = min(L, limit)."""
-    return _mutant(f"at-most-{limit}", f"L' = min(L, {limit})", lambda _, p: min(p.length, limit), longer_than(limit),
-                   limit=limit)
+    return _mutant(
+        f"at-most-{limit}", f"L' = min(L, {limit})", lambda _, p: min(p.length, limit), longer_than(limit), limit=limit
+    )
 
 
 MUTANTS = (
     shift(-1),
     shift(1),
-    _mutant("without-new", "L' = L - T, the T new tokens not counted", lambda _, p: p.length - p.tokens,
-            Need("more keys than query tokens", lambda p: int(p.lens.max(initial=0)) > p.T),
-            refs="EfficientMoE/MoE-Infinity#195"),
-    _mutant("new-twice", "L' = L + T, the T new tokens counted twice", lambda _, p: p.length + p.tokens if p.length else 0,
-            one_key, boundary),
-    _mutant("whole-pages", "L' = P floor(L / P), the last part of a page lost", lambda problem, p:
-            p.length // problem.block * problem.block, paged, partial_page),
-    _mutant("whole-tiles", "L' = 64 floor(L / 64), the last part of a tile lost", lambda _, p: p.length // 64 * 64,
-            tile_rest),
-    _mutant("page-slack", "L' = P ceil(L / P), the rest of the last page counted", lambda problem, p:
-            -(-p.length // problem.block) * problem.block, paged, partial_page),
-    _mutant("twice-less-one", "L' = 2 L - 1, last_page_len = L with pages of 1", lambda _, p: max(2 * p.length - 1, 0),
-            paged, Need("pages of 1 row", lambda p: p.block == 1), two_keys,
-            refs="vllm-project/vllm#31282 vllm-project/vllm#38146"),
-    _mutant("longest", "L' = the longest of the batch", lambda problem, p: int(problem.lens.max(initial=0)),
-            two_lengths, paged),
-    _mutant("shortest", "L' = the shortest of the batch", lambda problem, p: int(problem.lens.min(initial=1 << 62)),
-            two_lengths, paged),
+    _mutant(
+        "without-new",
+        "L' = L - T, the T new tokens not counted",
+        lambda _, p: p.length - p.tokens,
+        Need("more keys than query tokens", lambda p: int(p.lens.max(initial=0)) > p.T),
+        refs="EfficientMoE/MoE-Infinity#195",
+    ),
+    _mutant(
+        "new-twice",
+        "L' = L + T, the T new tokens counted twice",
+        lambda _, p: p.length + p.tokens if p.length else 0,
+        one_key,
+        boundary,
+    ),
+    _mutant(
+        "whole-pages",
+        "L' = P floor(L / P), the last part of a page lost",
+        lambda problem, p: p.length // problem.block * problem.block,
+        paged,
+        partial_page,
+    ),
+    _mutant(
+        "whole-tiles",
+        "L' = 64 floor(L / 64), the last part of a tile lost",
+        lambda _, p: p.length // 64 * 64,
+        tile_rest,
+    ),
+    _mutant(
+        "page-slack",
+        "L' = P ceil(L / P), the rest of the last page counted",
+        lambda problem, p: -(-p.length // problem.block) * problem.block,
+        paged,
+        partial_page,
+    ),
+    _mutant(
+        "twice-less-one",
+        "L' = 2 L - 1, last_page_len = L with pages of 1",
+        lambda _, p: max(2 * p.length - 1, 0),
+        paged,
+        Need("pages of 1 row", lambda p: p.block == 1),
+        two_keys,
+        refs="vllm-project/vllm#31282 vllm-project/vllm#38146",
+    ),
+    _mutant(
+        "longest",
+        "L' = the longest of the batch",
+        lambda problem, p: int(problem.lens.max(initial=0)),
+        two_lengths,
+        paged,
+    ),
+    _mutant(
+        "shortest",
+        "L' = the shortest of the batch",
+        lambda problem, p: int(problem.lens.min(initial=1 << 62)),
+        two_lengths,
+        paged,
+    ),
     _mutant("of-request-0", "L' = L of request 0", lambda problem, p: int(problem.lens[0]), two_lengths, paged),
-    _mutant("of-next-request", "L' = L of request b + 1", lambda problem, p: int(problem.lens[(p.b + 1) % problem.B]),
-            two_requests, two_lengths, paged),
+    _mutant(
+        "of-next-request",
+        "L' = L of request b + 1",
+        lambda problem, p: int(problem.lens[(p.b + 1) % problem.B]),
+        two_requests,
+        two_lengths,
+        paged,
+    ),
+    _mutant(
+        "int64",
+        "i32 lengths found as if 64 bits wide: L'_b = L_(b/2) for even b, 0 for odd",
+        lambda problem, p: 0 if p.b % 2 else int(problem.lens[p.b // 2]),
+        two_requests,
+        paged,
+    ),
+    _mutant("int16", "L' = int16(L)", lambda _, p: (p.length + 32768) % 65536 - 32768, longer_than(32767)),
     at_most(64),
     at_most(512),
     at_most(2048),

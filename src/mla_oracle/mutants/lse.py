@@ -47,45 +47,106 @@ def _mutant(
     finish: Callable[[Problem, Results], Results] | None = None,
     refs: str = "",
 ) -> Mutant:
-    return Mutant(name=f"lse.{name}", family=family, formula=formula, references=tuple(refs.split()),
-                  conditions=(paged, one_key, *needs), edit=edit, finish=finish)
+    return Mutant(
+        name=f"lse.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        conditions=(paged, one_key, *needs),
+        edit=edit,
+        finish=finish,
+    )
 
 
 _MERGED = "vllm-project/vllm#47079 flashinfer-ai/flashinfer#2113 sgl-project/sglang#33064"
 MUTANTS = (
-    _mutant("base-2", BASE, "log2 where ln is asked for", natural, edit=value(lambda p, m, z: (m + np.log(z)) * LOG2E),
-            refs=_MERGED),
-    _mutant("base-e", BASE, "ln where log2 is asked for", base_2, edit=value(lambda p, m, z: m + np.log(z)), refs=_MERGED),
-    _mutant("base-twice", BASE, "converted to base 2 twice", base_2,
-            edit=value(lambda p, m, z: (m + np.log(z)) * LOG2E**2)),
+    _mutant(
+        "base-2",
+        BASE,
+        "log2 where ln is asked for",
+        natural,
+        edit=value(lambda p, m, z: (m + np.log(z)) * LOG2E),
+        refs=_MERGED,
+    ),
+    _mutant(
+        "base-e", BASE, "ln where log2 is asked for", base_2, edit=value(lambda p, m, z: m + np.log(z)), refs=_MERGED
+    ),
+    _mutant(
+        "base-twice", BASE, "converted to base 2 twice", base_2, edit=value(lambda p, m, z: (m + np.log(z)) * LOG2E**2)
+    ),
     _mutant("mixed-m", BASE, "m in base 2, log l in base e", edit=value(lambda p, m, z: m * LOG2E + np.log(z))),
     _mutant("mixed-l", BASE, "m in base e, log l in base 2", two_keys, edit=value(lambda p, m, z: m + np.log2(z))),
     _mutant("without-maximum", FAMILY, "lse = log l", edit=value(lambda p, m, z: np.log(z) * p.unit)),
     _mutant("maximum-only", FAMILY, "lse = m", two_keys, edit=value(lambda p, m, z: m * p.unit)),
-    _mutant("unscaled-maximum", FAMILY, "lse = m / scale + log l", edit=value(
-        lambda p, m, z: (m / p.scale + np.log(z)) * p.unit)),
-    _mutant("maximum-scaled-twice", FAMILY, "lse = scale m + log l", edit=value(
-        lambda p, m, z: (m * p.scale + np.log(z)) * p.unit)),
+    _mutant(
+        "unscaled-maximum",
+        FAMILY,
+        "lse = m / scale + log l",
+        edit=value(lambda p, m, z: (m / p.scale + np.log(z)) * p.unit),
+    ),
+    _mutant(
+        "maximum-scaled-twice",
+        FAMILY,
+        "lse = scale m + log l",
+        edit=value(lambda p, m, z: (m * p.scale + np.log(z)) * p.unit),
+    ),
     _mutant("negated", FAMILY, "lse <- -lse", edit=value(lambda p, m, z: -(m + np.log(z)) * p.unit)),
     _mutant("minus-maximum", FAMILY, "lse = log l - m", edit=value(lambda p, m, z: (np.log(z) - m) * p.unit)),
     _mutant("sum", FAMILY, "l e^m, the log not taken", edit=value(lambda p, m, z: z * np.exp(m))),
     _mutant("l-only", FAMILY, "l, neither log nor maximum", edit=value(lambda p, m, z: z)),
-    _mutant("mean", FAMILY, "lse = log (Z / keys)", two_keys, edit=value(
-        lambda p, m, z: (m + np.log(z) - np.log(np.maximum(p.sees(p).sum(-1), 1))) * p.unit)),
-    _mutant("zero", FAMILY, "lse not written: 0", finish=place(lambda _, x: x * 0 if np.isfinite(x).all()
-                                                               else np.zeros_like(x))),
-    _mutant("all-minus-inf", SLOT, "an idle split stores -inf over it", unsharded,
-            finish=place(lambda _, x: np.full_like(x, -np.inf)), refs="sgl-project/sgl-kernel-xpu#487"),
-    _mutant("next-to-empty", SLOT, "the lse of an empty request stored at the one after it", two_requests, empty_row,
-            finish=place(_next_to_empty),
-            refs="Dao-AILab/flash-attention#2842 Dao-AILab/flash-attention#2573"),
-    _mutant("next-head", SLOT, "lse of head h stored at head h + 1", two_heads, finish=place(
-        lambda _, x: np.roll(x, 1, 2))),
-    _mutant("heads-first", SLOT, "stored [B, H, T] in the place of [B, T, H]", two_tokens, two_heads, finish=place(
-        lambda _, x: np.swapaxes(x, 1, 2).reshape(x.shape))),
-    _mutant("request-last", SLOT, "stored [H, B T] in the place of [B, T, H]",
-            Need("two rows, of two heads", lambda p: p.B * p.T >= 2 and p.H >= 2), finish=place(
-                lambda p, x: np.moveaxis(x, 2, 0).reshape(x.shape))),
-    _mutant("first-token", SLOT, "lse of query token 0 for every one", two_tokens, finish=place(
-        lambda _, x: np.broadcast_to(x[:, :1], x.shape).copy())),
+    _mutant(
+        "mean",
+        FAMILY,
+        "lse = log (Z / keys)",
+        two_keys,
+        edit=value(lambda p, m, z: (m + np.log(z) - np.log(np.maximum(p.sees(p).sum(-1), 1))) * p.unit),
+    ),
+    _mutant(
+        "zero",
+        FAMILY,
+        "lse not written: 0",
+        finish=place(lambda _, x: x * 0 if np.isfinite(x).all() else np.zeros_like(x)),
+    ),
+    _mutant(
+        "all-minus-inf",
+        SLOT,
+        "an idle split stores -inf over it",
+        unsharded,
+        finish=place(lambda _, x: np.full_like(x, -np.inf)),
+        refs="sgl-project/sgl-kernel-xpu#487",
+    ),
+    _mutant(
+        "next-to-empty",
+        SLOT,
+        "the lse of an empty request stored at the one after it",
+        two_requests,
+        empty_row,
+        finish=place(_next_to_empty),
+        refs="Dao-AILab/flash-attention#2842 Dao-AILab/flash-attention#2573",
+    ),
+    _mutant(
+        "next-head", SLOT, "lse of head h stored at head h + 1", two_heads, finish=place(lambda _, x: np.roll(x, 1, 2))
+    ),
+    _mutant(
+        "heads-first",
+        SLOT,
+        "stored [B, H, T] in the place of [B, T, H]",
+        two_tokens,
+        two_heads,
+        finish=place(lambda _, x: np.swapaxes(x, 1, 2).reshape(x.shape)),
+    ),
+    _mutant(
+        "request-last",
+        SLOT,
+        "stored [H, B T] in the place of [B, T, H]",
+        Need("two rows, of two heads", lambda p: p.B * p.T >= 2 and p.H >= 2),
+        finish=place(lambda p, x: np.moveaxis(x, 2, 0).reshape(x.shape)),
+    ),
+    _mutant(
+        "first-token",
+        SLOT,
+        "lse of query token 0 for every one",
+        two_tokens,
+        finish=place(lambda _, x: np.broadcast_to(x[:, :1], x.shape).copy()),
+    ),
 )

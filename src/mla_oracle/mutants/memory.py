@@ -17,7 +17,9 @@ ZERO = -(1 << 62)
 class Memory:
     """Pages [pages, block, D], page i at byte ids[i] * stride of a cache of num_blocks * stride bytes."""
 
-    def __init__(self, cache: Array, ids: Array | None = None, num_blocks: int | None = None, stride: int | None = None):
+    def __init__(
+        self, cache: Array, ids: Array | None = None, num_blocks: int | None = None, stride: int | None = None
+    ):
         cache = np.ascontiguousarray(cache)
         self.flat = cache.reshape(-1)  # [pages * block * D]
         self.pages, self.block, self.width = cache.shape

@@ -58,8 +58,8 @@ class Mutant:
         """The kinds of case it applies to."""
         from .needs import dense, paged
 
-        attention = ("paged",) if paged in self.conditions else ("paged", "absorbed", "naive")
-        attention = ("absorbed", "naive") if dense in self.conditions else attention
+        attention: tuple[str, ...] = ("paged",) if dense not in self.conditions else ()
+        attention += ("absorbed", "naive") if paged not in self.conditions else ()
         acts = {"merge": self.join, "rope": self.turn, "append": self.write}
         given = attention if self.edit or self.finish else ()
         return given + tuple(kind for kind, act in acts.items() if act is not None)
@@ -131,7 +131,7 @@ def compose(*mutants: Mutant) -> Mutant:
 
     return Mutant(
         name=" + ".join(m.name for m in mutants),
-        family="composition",
+        family="composition of two",
         formula=" and ".join(m.formula for m in mutants),
         references=tuple(dict.fromkeys(r for m in mutants for r in m.references)),
         parameters={f"{m.name}.{key}": value for m in mutants for key, value in m.parameters.items()},

@@ -49,8 +49,10 @@ yarn = Need(
 sharded = Need("shards", lambda p: p.shards >= 2)
 unsharded = Need("no shards", lambda p: p.shards == 1)
 empty_row = Need("a query token that sees nothing", lambda p: bool(np.any(p.lens < (p.T if p.causal else 1))))
-full_value = Need("a value that is the whole row, with 64 rope elements or those of the geometry",
-                  lambda p: p.paged and p.V == p.D and p.split < p.D)
+full_value = Need(
+    "a value that is the whole row, with 64 rope elements or those of the geometry",
+    lambda p: p.paged and p.V == p.D and p.split < p.D,
+)
 
 
 def longer_than(n: int) -> Need:
@@ -58,7 +60,7 @@ def longer_than(n: int) -> Need:
 
 
 def more_heads_than(n: int) -> Need:
-    return Need(f"more than {n} heads", lambda p: p.H > n)
+    return Need(f"more than {n} heads", lambda p: n < p.H)
 
 
 def fewer_heads_than(n: int) -> Need:

@@ -18,13 +18,20 @@ from .plan import Plan, page_address, table_entry
 from .problem import Problem
 
 even_block = Need("pages of an even number of rows", lambda p: p.block % 2 == 0)
-wide_table = Need("two requests and a table wider than the longest needs", lambda p: p.B >= 2 and widest(p) not in
-                  (0, p.table.shape[1]))
-rows_between = Need("pages of two rows or more and two keys", lambda p: p.block >= 2 and int(p.lens.max(initial=0)) >= 2)
-not_64 = Need("pages of other than 64 rows, and more than 64 keys or a page's", lambda p: p.block != 64 and
-              int(p.lens.max(initial=0)) > min(64, p.block))
-part_page_before = Need("a request whose length is no multiple of the page, and one after it",
-                        lambda p: bool(np.any(p.lens[:-1] % p.block)))
+wide_table = Need(
+    "two requests and a table wider than the longest needs",
+    lambda p: p.B >= 2 and widest(p) not in (0, p.table.shape[1]),
+)
+rows_between = Need(
+    "pages of two rows or more and two keys", lambda p: p.block >= 2 and int(p.lens.max(initial=0)) >= 2
+)
+not_64 = Need(
+    "pages of other than 64 rows, and more than 64 keys or a page's",
+    lambda p: p.block != 64 and int(p.lens.max(initial=0)) > min(64, p.block),
+)
+part_page_before = Need(
+    "a request whose length is no multiple of the page, and one after it", lambda p: bool(np.any(p.lens[:-1] % p.block))
+)
 
 
 def widest(problem: Problem) -> int:
@@ -36,21 +43,27 @@ def table(of: Callable[[Problem, Plan], Array]) -> Callable[[Problem, Plan], Pla
     return lambda problem, plan: replace(plan, table=of(problem, plan))
 
 
-def entries(index: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem, Plan], Plan]:
-    """Entry i of the request's used pages is taken from entry index(i); none there: no page has it."""
+def entries(
+    index: Callable[[Problem, Plan, Array], Array], zero: Callable[[Array], Array] | None = None
+) -> Callable[[Problem, Plan], Plan]:
+    """Entry i of the request's used pages is taken from entry index(i), or 0 where `zero`; none: no page has it."""
 
     def of(problem: Problem, plan: Plan) -> Array:
         at = index(problem, plan, np.arange(problem.used(plan.b)))
         inside = (at >= 0) & (at < len(plan.table))
-        return np.where(inside, plan.table[np.where(inside, at, 0)], -1)
+        entry = np.where(inside, plan.table[np.where(inside, at, 0)], -1)
+        return entry if zero is None else np.where(zero(np.arange(len(at))), 0, entry)
 
     return table(of)
 
 
 def size(block: Callable[[Problem], int]) -> Callable[[Problem, Plan], Plan]:
     """slot(j) = bt[j // P'] P' + j mod P', in rows of the cache: P' rows where a page has P."""
-    return slots(lambda problem, plan, j: table_entry(
-        plan, j // block(problem), lambda page: page * block(problem) + 0) + j % block(problem))
+    return slots(
+        lambda problem, plan, j: (
+            table_entry(plan, j // block(problem), lambda page: page * block(problem) + 0) + j % block(problem)
+        )
+    )
 
 
 def slots(of: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem, Plan], Plan]:
@@ -58,8 +71,9 @@ def slots(of: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem, Pla
 
     def edit(problem: Problem, plan: Plan) -> Plan:
         def address(own: Plan, j: Array) -> Array:
-            slot = of(problem, own, j)
-            return slot // problem.block * own.page_stride + slot % problem.block * own.row_stride
+            page, row = np.divmod(of(problem, own, j), problem.block)
+            start: Array = page * own.page_stride + row * own.row_stride
+            return start
 
         return replace(plan, address=address)
 
@@ -68,7 +82,8 @@ def slots(of: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem, Pla
 
 def _token_slots(problem: Problem, plan: Plan, j: Array) -> Array:
     """The slot of token j in the right table."""
-    return table_entry(plan, j // plan.block, lambda page: page * plan.block) + j % plan.block
+    slot: Array = table_entry(plan, j // plan.block, lambda page: page * plan.block) + j % plan.block
+    return slot
 
 
 def _without(dropped: Callable[[Problem, Plan], int]) -> Callable[[Problem, Plan], Plan]:
@@ -98,65 +113,177 @@ def truncated(keep: Callable[[int], int], name: str, words: str) -> Mutant:
         used = problem.used(plan.b)
         return np.where(np.arange(len(plan.table)) >= max(keep(used), 1), 0, plan.table)
 
-    return _mutant(name, "truncated table", f"bt[i] <- 0 from {words} on", two_pages, edit=table(of),
-                   refs="local-inference-lab/vllm#588")
+    return _mutant(
+        name,
+        "truncated table",
+        f"bt[i] <- 0 from {words} on",
+        two_pages,
+        edit=table(of),
+        refs="local-inference-lab/vllm#588",
+    )
 
 
 def _mutant(
     name: str, family: str, formula: str, *needs: Need, edit: Callable[[Problem, Plan], Plan], refs: str = ""
 ) -> Mutant:
-    return Mutant(name=f"paging.{name}", family=family, formula=formula, references=tuple(refs.split()),
-                  conditions=(paged, *needs), edit=edit)
+    return Mutant(
+        name=f"paging.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        conditions=(paged, *needs),
+        edit=edit,
+    )
 
 
 ROW, ENTRY, SIZE, LOST = "table row mapping", "table entry", "page-size semantics", "page lost or repeated"
 MUTANTS = (
-    _mutant("table-of-request-0", ROW, "table row 0 for every request", two_requests, one_key,
-            edit=table(lambda problem, _: problem.table[0])),
-    _mutant("next-table-row", ROW, "table row b + 1, of the last request row 0", two_requests, one_key,
-            edit=table(lambda problem, plan: problem.table[(plan.b + 1) % problem.B])),
-    _mutant("table-stride", ROW, "row b starts at entry b ceil(max L / P), the table being wider", wide_table, one_key,
-            edit=table(lambda problem, plan: problem.table.reshape(-1)[plan.b * widest(problem) :])),
-    _mutant("table-transposed", ROW, "entry i of request b is i B + b of the flat table",
-            Need("two requests and a table of two columns", lambda p: p.B >= 2 and p.table.shape[1] >= 2), one_key,
-            edit=table(lambda problem, plan: problem.table.reshape(-1)[plan.b :: problem.B])),
-    _mutant("start-offset", "request start offset", "request b starts at page floor(sum L / P), not sum ceil(L / P)",
-            two_requests, part_page_before, edit=table(_flat_start), refs="sgl-project/sglang-jax#20"),
-    _mutant("identity", ENTRY, "page i for entry i of every request: the table is not read", one_key,
-            edit=table(lambda problem, plan: np.arange(len(plan.table)))),
-    _mutant("contiguous", ENTRY, "bt[i] <- bt[0] + i", two_pages,
-            edit=table(lambda problem, plan: plan.table[0] + np.arange(len(plan.table)))),
+    _mutant(
+        "table-of-request-0",
+        ROW,
+        "table row 0 for every request",
+        two_requests,
+        one_key,
+        edit=table(lambda problem, _: problem.table[0]),
+    ),
+    _mutant(
+        "next-table-row",
+        ROW,
+        "table row b + 1, of the last request row 0",
+        two_requests,
+        one_key,
+        edit=table(lambda problem, plan: problem.table[(plan.b + 1) % problem.B]),
+    ),
+    _mutant(
+        "table-stride",
+        ROW,
+        "row b starts at entry b ceil(max L / P), the table being wider",
+        wide_table,
+        one_key,
+        edit=table(lambda problem, plan: problem.table.reshape(-1)[plan.b * widest(problem) :]),
+    ),
+    _mutant(
+        "table-transposed",
+        ROW,
+        "entry i of request b is i B + b of the flat table",
+        Need("two requests and a table of two columns", lambda p: p.B >= 2 and p.table.shape[1] >= 2),
+        one_key,
+        edit=table(lambda problem, plan: problem.table.reshape(-1)[plan.b :: problem.B]),
+    ),
+    _mutant(
+        "start-offset",
+        "request start offset",
+        "request b starts at page floor(sum L / P), not sum ceil(L / P)",
+        two_requests,
+        part_page_before,
+        edit=table(_flat_start),
+        refs="sgl-project/sglang-jax#20",
+    ),
+    _mutant(
+        "identity",
+        ENTRY,
+        "page i for entry i of every request: the table is not read",
+        one_key,
+        edit=table(lambda problem, plan: np.arange(len(plan.table))),
+    ),
+    _mutant(
+        "contiguous",
+        ENTRY,
+        "bt[i] <- bt[0] + i",
+        two_pages,
+        edit=table(lambda problem, plan: plan.table[0] + np.arange(len(plan.table))),
+    ),
     _mutant("first-page", ENTRY, "bt[i] <- bt[0]", two_pages, edit=entries(lambda _, p, i: 0 * i)),
     _mutant("next-entry", ENTRY, "bt[i] <- bt[i+1]", one_key, edit=entries(lambda _, p, i: i + 1)),
-    _mutant("entry-before", ENTRY, "bt[i] <- bt[i-1], bt[0] its own", two_pages,
-            edit=entries(lambda _, p, i: np.maximum(i - 1, 0))),
-    _mutant("pairs-swapped", ENTRY, "bt[i] <- bt[i xor 1]", two_pages,
-            edit=entries(lambda problem, p, i: np.where((i ^ 1) < len(i), i ^ 1, i))),
+    _mutant(
+        "entry-before",
+        ENTRY,
+        "bt[i] <- bt[i-1], bt[0] its own",
+        two_pages,
+        edit=entries(lambda _, p, i: np.maximum(i - 1, 0)),
+    ),
+    _mutant(
+        "pairs-swapped",
+        ENTRY,
+        "bt[i] <- bt[i xor 1]",
+        two_pages,
+        edit=entries(lambda problem, p, i: np.where((i ^ 1) < len(i), i ^ 1, i)),
+    ),
     _mutant("next-page-id", ENTRY, "bt[i] <- bt[i] + 1", one_key, edit=table(lambda _, plan: plan.table + 1)),
+    _mutant(
+        "table-int64",
+        ENTRY,
+        "i32 entries found as if 64 bits wide: bt[i] <- bt[i/2] for even i, 0 for odd",
+        two_pages,
+        edit=entries(lambda problem, p, i: i // 2, zero=lambda i: i % 2 == 1),
+    ),
     truncated(lambda used: used - 1, "truncated-last", "the last used entry"),
     truncated(lambda used: -(-used // 2), "truncated-half", "half of the used entries"),
     truncated(lambda used: 1, "truncated-first", "entry 1"),
-    _mutant("clamped", "truncated table", "the last used entry is the one before it", two_pages,
-            edit=entries(lambda _, p, i: np.minimum(i, max(len(i) - 2, 0)))),
+    _mutant(
+        "clamped",
+        "truncated table",
+        "the last used entry is the one before it",
+        two_pages,
+        edit=entries(lambda _, p, i: np.minimum(i, max(len(i) - 2, 0))),
+    ),
     _mutant("first-page-dropped", LOST, "the keys of page 0 are not seen", two_pages, edit=_without(lambda *_: 0)),
-    _mutant("middle-page-dropped", LOST, "the keys of one page in the middle are not seen", three_pages,
-            edit=_without(lambda problem, plan: max(problem.used(plan.b) // 2, 1))),
-    _mutant("last-page-dropped", LOST, "the keys of the last page are not seen", two_pages,
-            edit=_without(lambda problem, plan: max(problem.used(plan.b) - 1, 1))),
+    _mutant(
+        "middle-page-dropped",
+        LOST,
+        "the keys of one page in the middle are not seen",
+        three_pages,
+        edit=_without(lambda problem, plan: max(problem.used(plan.b) // 2, 1)),
+    ),
+    _mutant(
+        "last-page-dropped",
+        LOST,
+        "the keys of the last page are not seen",
+        two_pages,
+        edit=_without(lambda problem, plan: max(problem.used(plan.b) - 1, 1)),
+    ),
     _mutant("first-page-twice", LOST, "the keys of page 0 are counted twice", two_pages, edit=_twice),
-    _mutant("size-doubled", SIZE, "slot(j) = bt[j // 2P] 2P + j mod 2P; P = 1: two rows share a word", one_key,
-            edit=size(lambda p: 2 * p.block), refs="sgl-project/sglang-jax#1074"),
-    _mutant("size-halved", SIZE, "slot(j) = bt[j // (P/2)] P/2 + j mod P/2", even_block, one_key,
-            edit=size(lambda p: p.block // 2)),
-    _mutant("size-64", SIZE, "slot(j) = bt[j // 64] 64 + j mod 64, pages having P rows", not_64, edit=size(lambda p: 64)),
+    _mutant(
+        "size-doubled",
+        SIZE,
+        "slot(j) = bt[j // 2P] 2P + j mod 2P; P = 1: two rows share a word",
+        one_key,
+        edit=size(lambda p: 2 * p.block),
+        refs="sgl-project/sglang-jax#1074",
+    ),
+    _mutant(
+        "size-halved",
+        SIZE,
+        "slot(j) = bt[j // (P/2)] P/2 + j mod P/2",
+        even_block,
+        one_key,
+        edit=size(lambda p: p.block // 2),
+    ),
+    _mutant(
+        "size-64", SIZE, "slot(j) = bt[j // 64] 64 + j mod 64, pages having P rows", not_64, edit=size(lambda p: 64)
+    ),
     _mutant("size-1", SIZE, "slot(j) = bt[j], page ids read as token slots", rows_between, edit=size(lambda p: 1)),
-    _mutant("token-slots", SIZE, "slot(j) = idx[j // P] P + j mod P, idx holding the slot of each token", rows_between,
-            edit=slots(lambda problem, plan, j: _token_slots(problem, plan, j // plan.block) * plan.block
-                       + j % plan.block), refs="sgl-project/sglang#25556"),
-    _mutant("page-as-slot", SIZE, "slot(j) = bt[j // P] + j mod P, the id not multiplied by P",
-            Need("pages of two rows or more", lambda p: p.block >= 2), one_key,
-            edit=slots(lambda _, plan, j: table_entry(plan, j // plan.block, lambda page: page) + j % plan.block)),
-    _mutant("next-slot", SIZE, "token j in slot j mod P + 1 of its page", one_key,
-            edit=lambda problem, plan: replace(
-                plan, address=lambda own, j: page_address(own, j) + own.row_stride)),
+    _mutant(
+        "token-slots",
+        SIZE,
+        "slot(j) = idx[j // P] P + j mod P, idx holding the slot of each token",
+        rows_between,
+        edit=slots(lambda problem, plan, j: _token_slots(problem, plan, j // plan.block) * plan.block + j % plan.block),
+        refs="sgl-project/sglang#25556",
+    ),
+    _mutant(
+        "page-as-slot",
+        SIZE,
+        "slot(j) = bt[j // P] + j mod P, the id not multiplied by P",
+        Need("pages of two rows or more", lambda p: p.block >= 2),
+        one_key,
+        edit=slots(lambda _, plan, j: table_entry(plan, j // plan.block, lambda page: page) + j % plan.block),
+    ),
+    _mutant(
+        "next-slot",
+        SIZE,
+        "token j in slot j mod P + 1 of its page",
+        one_key,
+        edit=lambda problem, plan: replace(plan, address=lambda own, j: page_address(own, j) + own.row_stride),
+    ),
 )

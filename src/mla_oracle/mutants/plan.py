@@ -34,7 +34,7 @@ class Parts(NamedTuple):
     """Which part each lane belongs to."""
 
     of_lane: Array  # [n]
-    count: int
+    total: int
 
 
 class Part(NamedTuple):
@@ -84,13 +84,12 @@ class Plan:
 
 def page_address(plan: Plan, tokens: Array) -> Array:
     """Token j is row j % block of page table[j // block]."""
-    return table_entry(plan, tokens // plan.block, lambda page: page * plan.page_stride) + (
-        tokens % plan.block
-    ) * plan.row_stride
+    first = table_entry(plan, tokens // plan.block, lambda page: page * plan.page_stride)
+    return first + tokens % plan.block * plan.row_stride
 
 
 def table_entry(plan: Plan, index: Array, base: Callable[[Array], Array]) -> Array:
-    """base(table[index]), and far outside the cache where the table has no such entry."""
+    """base(table[index]), and MISSING where the table has no such entry."""
     width = len(plan.table)
     inside = (index >= 0) & (index < width)
     page = plan.table[np.clip(index, 0, max(width - 1, 0))] if width else np.zeros(index.shape, np.int64)
@@ -105,7 +104,8 @@ def bound(plan: Plan) -> Array:
 
 
 def sees(plan: Plan) -> Array:
-    return (plan.lanes < bound(plan)[:, None])[:, None]
+    seen: Array = plan.lanes < bound(plan)[:, None, None]
+    return seen
 
 
 def scaled(plan: Plan, scores: Array) -> Array:

@@ -29,6 +29,21 @@ Results = dict[str, Array]
 class Problem:
     """The sizes, queries, lengths, table and memory of a case. Raises InputError for a case that is not valid."""
 
+    q: Array  # [B, T, H, D]
+    lens: Array  # [B]
+    table: Array  # [B, W] block ids
+    memory: Memory
+    B: int
+    T: int
+    H: int
+    D: int
+    V: int
+    split: int  # latent elements of a row; the rest are rope elements
+    block: int
+    scale: float
+    unit: float
+    shards: int
+
     def __init__(self, case: PagedCase | DenseCase):
         check_shapes(case)
         self.case = case
@@ -41,7 +56,7 @@ class Problem:
             self._dense(case)
         self.B, self.T, self.H = self.q.shape[:3]
         self.D, self.block = self.memory.width, self.memory.block
-        self.split = self.D - self._rope_width()  # latent elements of a row
+        self.split = self.D - self._rope_width()
         self._kept: dict[int, tuple[Rows, State]] = {}
         self._bytes = 0
 
@@ -99,7 +114,8 @@ class Problem:
 
     def positions(self, b: int) -> Array:
         """The position of each query token of request b [T]."""
-        return self.lens[b] - self.T + np.arange(self.T)
+        positions: Array = self.lens[b] - self.T + np.arange(self.T)
+        return positions
 
     def used(self, b: int) -> int:
         """Pages that request b uses."""
@@ -189,7 +205,8 @@ class Problem:
 
 def absorb(q_nope: Array, w_uk: Array) -> Array:
     """q_nope [T, H, P] through w_uk [H, P, L]: [T, H, L]."""
-    return np.matmul(q_nope.swapaxes(0, 1), w_uk).swapaxes(0, 1)
+    latent: Array = np.matmul(q_nope.swapaxes(0, 1), w_uk).swapaxes(0, 1)
+    return latent
 
 
 def attention_of(case: Case) -> bool:

@@ -37,8 +37,8 @@ def scores(act: Callable[[Array, float | Array], Array]) -> Callable[[Problem, P
 def without_maximum(dtype: str) -> Mutant:
     """Weights e^s in `dtype`: infinite where s is large, 0 where it is small."""
 
-    def join(m: Array, l: Array) -> Joined:  # noqa: E741
-        z = np.where(m == np.inf, m, l * np.exp(np.where(m == -np.inf, 0, m)))
+    def join(m: Array, d: Array) -> Joined:
+        z = np.where(m == np.inf, m, d * np.exp(np.where(m == -np.inf, 0, m)))
         return Joined(np.exp(m) / z, np.zeros(z.shape[:-1]), z[..., 0])
 
     def edit(problem: Problem, plan: Plan) -> Plan:
@@ -46,9 +46,15 @@ def without_maximum(dtype: str) -> Mutant:
         before = plan.score
         return replace(plan, score=lambda own, raw: np.log(rounded(np.exp(before(own, raw)), dtype)), join=join)
 
-    return Mutant(name=f"range.no-maximum-{dtype}", family=FAMILY, formula=f"weights e^s in {dtype}, no maximum taken out",
-                  references=("NVIDIA/cutlass#2274",), parameters={"dtype": dtype}, conditions=(one_key, unsharded),
-                  edit=edit)
+    return Mutant(
+        name=f"range.no-maximum-{dtype}",
+        family=FAMILY,
+        formula=f"weights e^s in {dtype}, no maximum taken out",
+        references=("NVIDIA/cutlass#2274",),
+        parameters={"dtype": dtype},
+        conditions=(one_key, unsharded),
+        edit=edit,
+    )
 
 
 def _overflow(raw: Array, scale: float | Array, dtype: str) -> Array:
@@ -56,16 +62,35 @@ def _overflow(raw: Array, scale: float | Array, dtype: str) -> Array:
 
 
 def _mutant(
-    name: str, family: str, formula: str, edit: Callable[[Problem, Plan], Plan], *needs: Need, refs: str = "", **parameters: object
+    name: str,
+    family: str,
+    formula: str,
+    edit: Callable[[Problem, Plan], Plan],
+    *needs: Need,
+    refs: str = "",
+    **parameters: object,
 ) -> Mutant:
-    return Mutant(name=f"range.{name}", family=family, formula=formula, references=tuple(refs.split()),
-                  parameters=parameters, conditions=needs, edit=edit)
+    return Mutant(
+        name=f"range.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        parameters=parameters,
+        conditions=needs,
+        edit=edit,
+    )
 
 
 def floored(limit: float) -> Mutant:
     """Weights of scores further than `limit` below the maximum are 0."""
-    return _mutant(f"weights-above-{limit:g}", FAMILY, f"w_j = 0 where s_j < max s - {limit:g}",
-                   _seen_only(lambda s: s >= s.max(-1, keepdims=True, initial=-np.inf) - limit), two_keys, limit=limit)
+    return _mutant(
+        f"weights-above-{limit:g}",
+        FAMILY,
+        f"w_j = 0 where s_j < max s - {limit:g}",
+        _seen_only(lambda s: s >= s.max(-1, keepdims=True, initial=-np.inf) - limit),
+        two_keys,
+        limit=limit,
+    )
 
 
 def _seen_only(kept: Callable[[Array], Array]) -> Callable[[Problem, Plan], Plan]:
@@ -84,13 +109,32 @@ def _seen_only(kept: Callable[[Array], Array]) -> Callable[[Problem, Plan], Plan
 MUTANTS = (
     without_maximum("f32"),
     without_maximum("f16"),
-    _mutant("scores-bf16", SCORES, "s <- bf16(s)", scores(lambda raw, scale: rounded(raw * scale, "bf16")), two_keys,
-            refs="AI-Hypercomputer/maxtext#4136", dtype="bf16"),
-    _mutant("scores-f16", SCORES, "s <- f16(q . k) scale: past 65504 it is infinite",
-            scores(lambda raw, scale: _overflow(raw, scale, "f16")), one_key, refs="AI-Hypercomputer/maxtext#4136",
-            dtype="f16"),
-    _mutant("scores-e4m3", SCORES, "s <- e4m3(s)", scores(lambda raw, scale: rounded(raw * scale, "e4m3")), two_keys,
-            dtype="e4m3"),
+    _mutant(
+        "scores-bf16",
+        SCORES,
+        "s <- bf16(s)",
+        scores(lambda raw, scale: rounded(raw * scale, "bf16")),
+        two_keys,
+        refs="AI-Hypercomputer/maxtext#4136",
+        dtype="bf16",
+    ),
+    _mutant(
+        "scores-f16",
+        SCORES,
+        "s <- f16(q . k) scale: past 65504 it is infinite",
+        scores(lambda raw, scale: _overflow(raw, scale, "f16")),
+        one_key,
+        refs="AI-Hypercomputer/maxtext#4136",
+        dtype="f16",
+    ),
+    _mutant(
+        "scores-e4m3",
+        SCORES,
+        "s <- e4m3(s)",
+        scores(lambda raw, scale: rounded(raw * scale, "e4m3")),
+        two_keys,
+        dtype="e4m3",
+    ),
     floored(4.0),
     floored(8.0),
 )

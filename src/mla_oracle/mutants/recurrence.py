@@ -44,43 +44,43 @@ def factors(m: Array) -> tuple[Array, Array, Array]:
     return right, np.exp(m - running(m)), top
 
 
-def _sum_not_rescaled(m: Array, l: Array) -> Joined:  # noqa: E741
+def _sum_not_rescaled(m: Array, d: Array) -> Joined:
     right, own, top = factors(m)
-    z = (own * l).sum(-1)
+    z = (own * d).sum(-1)
     return Joined(right * inverse(z)[..., None], top, z)
 
 
-def _acc_not_rescaled(m: Array, l: Array) -> Joined:  # noqa: E741
+def _acc_not_rescaled(m: Array, d: Array) -> Joined:
     right, own, top = factors(m)
-    z = (right * l).sum(-1)
+    z = (right * d).sum(-1)
     return Joined(own * inverse(z)[..., None], top, z)
 
 
-def _neither(m: Array, l: Array) -> Joined:  # noqa: E741
+def _neither(m: Array, d: Array) -> Joined:
     _, own, top = factors(m)
-    z = (own * l).sum(-1)
+    z = (own * d).sum(-1)
     return Joined(own * inverse(z)[..., None], top, z)
 
 
-def _inverted(m: Array, l: Array) -> Joined:  # noqa: E741
+def _inverted(m: Array, d: Array) -> Joined:
     """The factor e^(M_new - M_old): every part grows where it should shrink."""
     _, own, top = factors(m)
     M = running(m)
     c = own * np.exp(M[..., -1:] - M)
-    z = (c * l).sum(-1)
+    z = (c * d).sum(-1)
     return Joined(c * inverse(z)[..., None], top, z)
 
 
 def _rescale(factor: Callable[[Array], Array], sum_too: bool) -> Join:
     """The factor of each step M_old -> M_new, the difference M_old - M_new <= 0 given, instead of its e^."""
 
-    def join(m: Array, l: Array) -> Joined:  # noqa: E741
+    def join(m: Array, d: Array) -> Joined:
         right, own, top = factors(m)
         M = running(m)
         steps = factor(M[..., :-1] - M[..., 1:])  # [T, H, tiles - 1]
         after = np.cumprod(steps[..., ::-1], -1)[..., ::-1]  # of all steps after tile i
         c = own * np.concatenate([after, np.ones((*m.shape[:-1], 1))], -1)
-        z = ((c if sum_too else right) * l).sum(-1)
+        z = ((c if sum_too else right) * d).sum(-1)
         return Joined(c * inverse(z)[..., None], top, z)
 
     return join
@@ -88,49 +88,54 @@ def _rescale(factor: Callable[[Array], Array], sum_too: bool) -> Join:
 
 def lazy(threshold: float) -> Mutant:
     """The accumulator is rescaled only where the maximum grows by more than the threshold, the sum always."""
-    return _mutant(f"lazy-{threshold:g}", "lazy rescale", f"acc not rescaled where M grows by {threshold:g} or less",
-                   _rescale(lambda step: np.where(step >= -threshold, 1.0, np.exp(step)), False),
-                   refs="ROCm/FlyDSL#1033", threshold=threshold)
+    return _mutant(
+        f"lazy-{threshold:g}",
+        "lazy rescale",
+        f"acc not rescaled where M grows by {threshold:g} or less",
+        _rescale(lambda step: np.where(step >= -threshold, 1.0, np.exp(step)), False),
+        refs="ROCm/FlyDSL#1033",
+        threshold=threshold,
+    )
 
 
-def _stale_maximum(m: Array, l: Array) -> Joined:  # noqa: E741
+def _stale_maximum(m: Array, d: Array) -> Joined:
     """Weights of tile i are e^(s - M_(i-1)): acc and sum are rescaled to M_i, the weights are not."""
     top, right = powers(m)
     M = running(m)
     before = np.concatenate([M[..., :1], M[..., :-1]], -1)
     c = right * np.exp(M - before)
-    z = (c * l).sum(-1)
+    z = (c * d).sum(-1)
     return Joined(c * inverse(z)[..., None], top, z)
 
 
-def _tile_maximum(m: Array, l: Array) -> Joined:  # noqa: E741
+def _tile_maximum(m: Array, d: Array) -> Joined:
     """Each tile relative to its own maximum, summed as if that were one; the lse takes the last."""
-    seen = (l > 0) * 1.0
-    z = (seen * l).sum(-1)
-    return Joined(seen * inverse(z)[..., None], last_of(m, l), z)
+    seen = (d > 0) * 1.0
+    z = (seen * d).sum(-1)
+    return Joined(seen * inverse(z)[..., None], last_of(m, d), z)
 
 
-def _neighbour(m: Array, l: Array) -> Joined:  # noqa: E741
+def _neighbour(m: Array, d: Array) -> Joined:
     """The accumulator of head h is rescaled by the factors of head h + 1."""
     right, own, top = factors(m)
     M = np.roll(running(m), -1, -2)
-    z = (right * l).sum(-1)
+    z = (right * d).sum(-1)
     return Joined(own * np.exp(M - M[..., -1:]) * inverse(z)[..., None], top, z)
 
 
 def _scaled_by(act: Callable[[Joined, Array, Array], Array]) -> Join:
-    """The right join with its output times act(join, m, l) [T, H]."""
+    """The right join with its output times act(join, m, d) [T, H]."""
 
-    def join(m: Array, l: Array) -> Joined:  # noqa: E741
-        right = exact(m, l)
-        return right._replace(coef=right.coef * act(right, m, l)[..., None])
+    def join(m: Array, d: Array) -> Joined:
+        right = exact(m, d)
+        return right._replace(coef=right.coef * act(right, m, d)[..., None])
 
     return join
 
 
-def _last_sum(right: Joined, m: Array, l: Array) -> Array:  # noqa: E741
+def _last_sum(right: Joined, m: Array, d: Array) -> Array:
     """Z over the part of it that the last tile brought: divided by the sum of the last tile alone."""
-    return right.z * inverse(last_of(powers(m)[1] * l, l))
+    return right.z * inverse(last_of(powers(m)[1] * d, d))
 
 
 def _mutant(
@@ -139,27 +144,47 @@ def _mutant(
     def edit(problem: Problem, plan: Plan) -> Plan:
         return replace(plan, parts=tiles(problem), join=join)
 
-    return Mutant(name=f"online.{name}", family=family, formula=formula, references=tuple(refs.split()),
-                  parameters=parameters, conditions=(two_tiles, unsharded, *needs), edit=edit)
+    return Mutant(
+        name=f"online.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        parameters=parameters,
+        conditions=(two_tiles, unsharded, *needs),
+        edit=edit,
+    )
 
 
 MISSING, WRONG, NORM = "missing rescale", "wrong rescale", "wrong normalisation"
 MUTANTS = (
     _mutant("sum-not-rescaled", MISSING, "l <- l + l_i e^(m_i - M_i), without e^(M_old - M_new)", _sum_not_rescaled),
-    _mutant("acc-not-rescaled", MISSING, "acc <- acc + acc_i e^(m_i - M_i), without e^(M_old - M_new)",
-            _acc_not_rescaled, refs="ROCm/FlyDSL#1033"),
+    _mutant(
+        "acc-not-rescaled",
+        MISSING,
+        "acc <- acc + acc_i e^(m_i - M_i), without e^(M_old - M_new)",
+        _acc_not_rescaled,
+        refs="ROCm/FlyDSL#1033",
+    ),
     _mutant("nothing-rescaled", MISSING, "neither l nor acc times e^(M_old - M_new)", _neither),
     _mutant("inverted", WRONG, "l and acc times e^(M_new - M_old)", _inverted),
-    _mutant("base-2", WRONG, "l and acc times 2^(M_old - M_new), weights in base e",
-            _rescale(lambda step: np.exp2(step), True)),
-    _mutant("acc-base-2", WRONG, "acc times 2^(M_old - M_new), l times e^(M_old - M_new)",
-            _rescale(lambda step: np.exp2(step), False)),
+    _mutant(
+        "base-2",
+        WRONG,
+        "l and acc times 2^(M_old - M_new), weights in base e",
+        _rescale(lambda step: np.exp2(step), True),
+    ),
+    _mutant(
+        "acc-base-2",
+        WRONG,
+        "acc times 2^(M_old - M_new), l times e^(M_old - M_new)",
+        _rescale(lambda step: np.exp2(step), False),
+    ),
     _mutant("acc-twice", WRONG, "acc times e^(2 (M_old - M_new))", _rescale(lambda step: np.exp(2 * step), False)),
     _mutant("neighbour", WRONG, "acc of head h rescaled by the factor of head h + 1", _neighbour, two_heads),
     _mutant("stale-maximum", WRONG, "weights of a tile from the maximum before it", _stale_maximum),
     _mutant("tile-maximum", MISSING, "each tile by its own maximum, m of the last", _tile_maximum),
     lazy(8.0),
-    _mutant("unnormalised", NORM, "o = acc, not divided by l", _scaled_by(lambda right, m, l: right.z)),
-    _mutant("divided-twice", NORM, "o = acc / l^2", _scaled_by(lambda right, m, l: inverse(right.z))),
+    _mutant("unnormalised", NORM, "o = acc, not divided by l", _scaled_by(lambda right, m, d: right.z)),
+    _mutant("divided-twice", NORM, "o = acc / l^2", _scaled_by(lambda right, m, d: inverse(right.z))),
     _mutant("last-tile-sum", NORM, "o = acc / (the sum of the last tile)", _scaled_by(_last_sum)),
 )

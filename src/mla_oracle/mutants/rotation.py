@@ -48,7 +48,7 @@ def rotation_of(geometry: Geometry | None, width: int) -> Rotation | str:
 
 def frequencies(width: int, base: float, yarn: Yarn | None = None) -> Array:
     """theta [R/2]: base^(-2i/R), or YaRN's."""
-    theta = base ** (-2.0 * np.arange(width // 2) / width)
+    theta: Array = base ** (-2.0 * np.arange(width // 2) / width)
     if yarn is None:
         return theta
     kept, factor, _ = _yarn(yarn, base, width, np.float64)

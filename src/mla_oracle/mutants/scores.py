@@ -76,19 +76,37 @@ def _score(act: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem, P
 
 def soft_cap(cap: float) -> Mutant:
     """cap tanh(s / cap)."""
-    return _mutant(f"soft-cap-{cap:g}", "unwanted soft cap", f"s <- {cap:g} tanh(s / {cap:g})",
-                   _score(lambda _, p, s: cap * np.tanh(s / cap)), two_keys, cap=cap)
+    return _mutant(
+        f"soft-cap-{cap:g}",
+        "unwanted soft cap",
+        f"s <- {cap:g} tanh(s / {cap:g})",
+        _score(lambda _, p, s: cap * np.tanh(s / cap)),
+        two_keys,
+        cap=cap,
+    )
 
 
 def clipped(limit: float) -> Mutant:
-    return _mutant(f"clipped-{limit:g}", "unwanted soft cap", f"s <- min(s, {limit:g})",
-                   _score(lambda _, p, s: np.minimum(s, limit)), two_keys, limit=limit)
+    return _mutant(
+        f"clipped-{limit:g}",
+        "unwanted soft cap",
+        f"s <- min(s, {limit:g})",
+        _score(lambda _, p, s: np.minimum(s, limit)),
+        two_keys,
+        limit=limit,
+    )
 
 
 def distance_bias(slope: float) -> Mutant:
     """An ALiBi bias of the same slope for every head."""
-    return _mutant(f"distance-bias-{slope:g}", "unwanted bias", f"s_j <- s_j + {slope:g} (j - L + 1)",
-                   _score(lambda _, p, s: s + slope * (p.lanes - p.length + 1)), two_keys, slope=slope)
+    return _mutant(
+        f"distance-bias-{slope:g}",
+        "unwanted bias",
+        f"s_j <- s_j + {slope:g} (j - L + 1)",
+        _score(lambda _, p, s: s + slope * (p.lanes - p.length + 1)),
+        two_keys,
+        slope=slope,
+    )
 
 
 def _mutant(
@@ -100,36 +118,108 @@ def _mutant(
     refs: str = "",
     **parameters: float,
 ) -> Mutant:
-    return Mutant(name=f"score.{name}", family=family, formula=formula, references=tuple(refs.split()),
-                  parameters=parameters, conditions=needs, edit=edit)
+    return Mutant(
+        name=f"score.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        parameters=parameters,
+        conditions=needs,
+        edit=edit,
+    )
 
 
 MUTANTS = (
-    _mutant("latent-dropped", "elements left out", "s = scale <r, k>", _without(lambda p: 0, lambda p: p.split),
-            two_keys, rope),
-    _mutant("last-32", "elements left out", "the last 32 elements of the row are not in the score",
-            _without(lambda p: p.D - 32, lambda p: p.D), two_keys, wide),
-    _mutant("last-16-latent", "elements left out", "the last 16 latent elements are not in the score",
-            _without(lambda p: max(p.split - 16, 0), lambda p: p.split), two_keys),
-    _mutant("one-element", "elements left out", "the row's last element is not in the score",
-            _without(lambda p: p.D - 1, lambda p: p.D), two_keys),
-    _mutant("first-chunk", "elements left out", "the first 64 elements are not in the score",
-            _without(lambda p: 0, lambda p: 64), two_keys, two_chunks),
-    _mutant("chunk-repeated", "elements left out", "q and key elements 64..127 are 0..63 again", query(_chunk_repeated),
-            two_keys, two_chunks),
-    _mutant("next-head", "row width", "s_h = scale (<q_h, k> + <q_(h+1), k>), a kernel of twice the head width",
-            query(lambda _, q: q + np.roll(q, -1, 1) * (np.arange(q.shape[1]) < q.shape[1] - 1)[:, None]),
-            one_key, two_heads, refs="Avarok-Cybersecurity/atlas#69"),
-    _mutant("rope-first-keys", "rope first", "key = [k_r | c] where the row is [c | k_r]",
-            query(_rope_first_query), two_keys, rope, refs="ggml-org/llama.cpp#18986"),
+    _mutant(
+        "latent-dropped",
+        "elements left out",
+        "s = scale <r, k>",
+        _without(lambda p: 0, lambda p: p.split),
+        two_keys,
+        rope,
+    ),
+    _mutant(
+        "last-32",
+        "elements left out",
+        "the last 32 elements of the row are not in the score",
+        _without(lambda p: p.D - 32, lambda p: p.D),
+        two_keys,
+        wide,
+    ),
+    _mutant(
+        "last-16-latent",
+        "elements left out",
+        "the last 16 latent elements are not in the score",
+        _without(lambda p: max(p.split - 16, 0), lambda p: p.split),
+        two_keys,
+    ),
+    _mutant(
+        "one-element",
+        "elements left out",
+        "the row's last element is not in the score",
+        _without(lambda p: p.D - 1, lambda p: p.D),
+        two_keys,
+    ),
+    _mutant(
+        "first-chunk",
+        "elements left out",
+        "the first 64 elements are not in the score",
+        _without(lambda p: 0, lambda p: 64),
+        two_keys,
+        two_chunks,
+    ),
+    _mutant(
+        "chunk-repeated",
+        "elements left out",
+        "q and key elements 64..127 are 0..63 again",
+        query(_chunk_repeated),
+        two_keys,
+        two_chunks,
+    ),
+    _mutant(
+        "next-head",
+        "row width",
+        "s_h = scale (<q_h, k> + <q_(h+1), k>), a kernel of twice the head width",
+        query(lambda _, q: q + np.roll(q, -1, 1) * (np.arange(q.shape[1]) < q.shape[1] - 1)[:, None]),
+        one_key,
+        two_heads,
+        refs="Avarok-Cybersecurity/atlas#69",
+    ),
+    _mutant(
+        "rope-first-keys",
+        "rope first",
+        "key = [k_r | c] where the row is [c | k_r]",
+        query(_rope_first_query),
+        two_keys,
+        rope,
+        refs="ggml-org/llama.cpp#18986",
+    ),
     _mutant("rope-first-query", "rope first", "q read as [rope | latent]", query(_rope_first), two_keys, rope),
-    _mutant("halves-swapped", "element order", "the two halves of the latent key exchanged",
-            latent(lambda q: np.roll(q, q.shape[-1] // 2, -1)), two_keys),
-    _mutant("tile-transposed", "element order", "8 x 8 of each 64 latent elements transposed in the key, not in q",
-            latent(lambda q: q[..., transposed_tiles(q.shape[-1])]), two_keys, one_tile,
-            refs="flashinfer-ai/flashinfer#2689"),
-    _mutant("key-basis", "rotated basis", "latent keys rotated by a Hadamard matrix, q not", latent(hadamard),
-            two_keys, power_of_two, refs="ggml-org/llama.cpp#25382"),
+    _mutant(
+        "halves-swapped",
+        "element order",
+        "the two halves of the latent key exchanged",
+        latent(lambda q: np.roll(q, q.shape[-1] // 2, -1)),
+        two_keys,
+    ),
+    _mutant(
+        "tile-transposed",
+        "element order",
+        "8 x 8 of each 64 latent elements transposed in the key, not in q",
+        latent(lambda q: q[..., transposed_tiles(q.shape[-1])]),
+        two_keys,
+        one_tile,
+        refs="flashinfer-ai/flashinfer#2689",
+    ),
+    _mutant(
+        "key-basis",
+        "rotated basis",
+        "latent keys rotated by a Hadamard matrix, q not",
+        latent(hadamard),
+        two_keys,
+        power_of_two,
+        refs="ggml-org/llama.cpp#25382",
+    ),
     _mutant("negated", "sign", "s <- -s", _score(lambda _, p, s: -s), one_key),
     soft_cap(50.0),
     soft_cap(30.0),

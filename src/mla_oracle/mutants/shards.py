@@ -71,12 +71,20 @@ def _even_length(problem: Problem, plan: Plan, ranks: Array, places: Array) -> A
 
 
 def _mutant(name: str, formula: str, *needs: Need, edit: Callable[[Problem, Plan], Plan], refs: str = "") -> Mutant:
-    return Mutant(name=f"shard.{name}", family="shard ownership", formula=formula, references=tuple(refs.split()),
-                  conditions=(paged, sharded, two_keys, *needs), edit=edit)
+    return Mutant(
+        name=f"shard.{name}",
+        family="shard ownership",
+        formula=formula,
+        references=tuple(refs.split()),
+        conditions=(paged, sharded, two_keys, *needs),
+        edit=edit,
+    )
 
 
 MUTANTS = (
-    _mutant("other-layout", "how many of its tokens a rank sees, counted for the other layout", edit=seeing(_other_layout)),
+    _mutant(
+        "other-layout", "how many of its tokens a rank sees, counted for the other layout", edit=seeing(_other_layout)
+    ),
     _mutant("no-bound", "a rank sees all its tokens, whatever the query token", several, edit=seeing(_all_own)),
     _mutant("local-bound", "the causal bound of a rank from its own length", several, edit=seeing(_local_bound)),
     _mutant("rest-lost", "every rank has floor(L / shards) tokens", uneven, edit=seeing(_even_length)),

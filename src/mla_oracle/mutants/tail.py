@@ -49,15 +49,20 @@ def masked_as_zero(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, mask=lambda s, seen: np.where(seen, s, 0.0))
 
 
-def slack(mask: Callable[[Array, Array], Array] | None, address: Callable[[Plan, Array], Array] | None = None) -> Callable[
-    [Problem, Plan], Plan
-]:
+def slack(
+    mask: Callable[[Array, Array], Array] | None, address: Callable[[Plan, Array], Array] | None = None
+) -> Callable[[Problem, Plan], Plan]:
     """Lanes up to the end of the last page are masked, and their values multiplied by the weight 0."""
 
     def edit(problem: Problem, plan: Plan) -> Plan:
         lanes = padded(plan.length, problem.block)
-        return replace(plan, lanes=lanes, touches_masked=True, mask=mask or plan.mask,
-                       address=plan.address if address is None else address)
+        return replace(
+            plan,
+            lanes=lanes,
+            touches_masked=True,
+            mask=mask or plan.mask,
+            address=plan.address if address is None else address,
+        )
 
     return edit
 
@@ -81,21 +86,39 @@ def lanes(of: Callable[[Plan], Array]) -> Callable[[Problem, Plan], Plan]:
 def every(tile: int, last: bool) -> Mutant:
     """The last key of each whole tile is lost, or the first one counted again in the tile before."""
     if last:
-        return _mutant(f"key.tile-edge-lost-{tile}", EDGE, f"keys {tile - 1}, {2 * tile - 1}, ... are not seen",
-                       longer_than(tile - 1), edit=lanes(lambda p: p.lanes[p.lanes % tile != tile - 1]), tile=tile)
-    return _mutant(f"key.tile-edge-twice-{tile}", EDGE, f"keys {tile}, {2 * tile}, ... are counted twice",
-                   longer_than(tile), edit=lanes(lambda p: np.concatenate(
-                       [p.lanes, p.lanes[(p.lanes % tile == 0) & (p.lanes > 0)]])), tile=tile)
+        return _mutant(
+            f"key.tile-edge-lost-{tile}",
+            EDGE,
+            f"keys {tile - 1}, {2 * tile - 1}, ... are not seen",
+            longer_than(tile - 1),
+            edit=lanes(lambda p: p.lanes[p.lanes % tile != tile - 1]),
+            tile=tile,
+        )
+    return _mutant(
+        f"key.tile-edge-twice-{tile}",
+        EDGE,
+        f"keys {tile}, {2 * tile}, ... are counted twice",
+        longer_than(tile),
+        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[(p.lanes % tile == 0) & (p.lanes > 0)]])),
+        tile=tile,
+    )
 
 
 def behind(tile: int) -> Mutant:
     """Keys and values of the tile before: both buffers swapped too late; the first tile twice."""
+
     def edit(problem: Problem, plan: Plan) -> Plan:
         inner = plan.address
         return replace(plan, address=lambda own, j: inner(own, np.where(j < tile, j, j - tile)))
 
-    return _mutant(f"key.tile-behind-{tile}", "stale tile", f"key and value j <- j - {tile}, for j >= {tile}",
-                   longer_than(tile), edit=edit, tile=tile)
+    return _mutant(
+        f"key.tile-behind-{tile}",
+        "stale tile",
+        f"key and value j <- j - {tile}, for j >= {tile}",
+        longer_than(tile),
+        edit=edit,
+        tile=tile,
+    )
 
 
 def _zero_state(problem: Problem, plan: Plan) -> Plan:
@@ -124,14 +147,29 @@ def _mutant(
     refs: str = "",
     **parameters: int,
 ) -> Mutant:
-    return Mutant(name=name, family=family, formula=formula, references=tuple(refs.split()), parameters=parameters,
-                  conditions=needs, edit=edit)
+    return Mutant(
+        name=name,
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        parameters=parameters,
+        conditions=needs,
+        edit=edit,
+    )
 
 
 def pads(tile: int) -> Mutant:
-    return _mutant(f"pad.lanes-{tile}", PADS, f"Z <- Z + (-L mod {tile}) e^0", one_key, rest_of(tile), unsharded,
-                   edit=pad_lanes(lambda p: tile), tile=tile,
-                   refs="flashinfer-ai/flashinfer#3716 tenstorrent/tt-metal#54833")
+    return _mutant(
+        f"pad.lanes-{tile}",
+        PADS,
+        f"Z <- Z + (-L mod {tile}) e^0",
+        one_key,
+        rest_of(tile),
+        unsharded,
+        edit=pad_lanes(lambda p: tile),
+        tile=tile,
+        refs="flashinfer-ai/flashinfer#3716 tenstorrent/tt-metal#54833",
+    )
 
 
 _TAIL = "flashinfer-ai/flashinfer#941 flashinfer-ai/flashinfer#942 NVIDIA/cudnn-frontend#624"
@@ -140,30 +178,101 @@ MUTANTS = (
     pads(64),
     pads(128),
     pads(256),
-    _mutant("pad.lanes-page", PADS, "Z <- Z + (-L mod P) e^0", one_key, paged, partial_page, unsharded,
-            edit=pad_lanes(lambda p: p.block)),
-    _mutant("pad.masked-as-zero", "mask value", "masked scores are 0, not -inf", one_key,
-            Need("a key that a query token does not see", lambda p: p.causal and p.T >= 2), edit=masked_as_zero),
-    _mutant("tail.nan-value", NAN_TAIL, "o = sum_(j < P ceil(L / P)) w_j n_j, w_j = 0 from L on", paged, one_key,
-            partial_page, edit=slack(None), refs=_TAIL),
-    _mutant("tail.nan-score", "NaN through additive mask", "s_j + (-inf) for j from L on: NaN stays NaN", paged, one_key,
-            partial_page, edit=slack(_added), refs="vllm-project/vllm#37442"),
-    _mutant("tail.slot-0", NAN_TAIL, "masked lanes read slot 0, weight 0", paged, one_key, partial_page,
-            edit=slack(None, _slot_0), refs="sgl-project/sglang#36207 sgl-project/sglang#36003 ROCm/aiter#5010"),
+    _mutant(
+        "pad.lanes-page",
+        PADS,
+        "Z <- Z + (-L mod P) e^0",
+        one_key,
+        paged,
+        partial_page,
+        unsharded,
+        edit=pad_lanes(lambda p: p.block),
+    ),
+    _mutant(
+        "pad.masked-as-zero",
+        "mask value",
+        "masked scores are 0, not -inf",
+        one_key,
+        Need("a key that a query token does not see", lambda p: p.causal and p.T >= 2),
+        edit=masked_as_zero,
+    ),
+    _mutant(
+        "tail.nan-value",
+        NAN_TAIL,
+        "o = sum_(j < P ceil(L / P)) w_j n_j, w_j = 0 from L on",
+        paged,
+        one_key,
+        partial_page,
+        edit=slack(None),
+        refs=_TAIL,
+    ),
+    _mutant(
+        "tail.nan-score",
+        "NaN through additive mask",
+        "s_j + (-inf) for j from L on: NaN stays NaN",
+        paged,
+        one_key,
+        partial_page,
+        edit=slack(_added),
+        refs="vllm-project/vllm#37442",
+    ),
+    _mutant(
+        "tail.slot-0",
+        NAN_TAIL,
+        "masked lanes read slot 0, weight 0",
+        paged,
+        one_key,
+        partial_page,
+        edit=slack(None, _slot_0),
+        refs="sgl-project/sglang#36207 sgl-project/sglang#36003 ROCm/aiter#5010",
+    ),
     _mutant("key.first-lost", EDGE, "key 0 is not seen", two_keys, edit=lanes(lambda p: p.lanes[1:])),
-    _mutant("key.second-lost", EDGE, "key 1 is not seen", two_keys, edit=lanes(lambda p: np.delete(p.lanes, [1])
-                                                                             if len(p.lanes) > 1 else p.lanes)),
-    _mutant("key.first-twice", EDGE, "key 0 is counted twice", two_keys,
-            edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[:1]]))),
-    _mutant("key.last-twice", EDGE, "key L - 1 is counted twice", two_keys,
-            edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[-1:]]))),
-    _mutant("key.first-tile-lost", EDGE, "keys 0..63 are not seen", longer_than(64), edit=lanes(lambda p: p.lanes[64:])),
+    _mutant(
+        "key.second-lost",
+        EDGE,
+        "key 1 is not seen",
+        two_keys,
+        edit=lanes(lambda p: np.delete(p.lanes, [1]) if len(p.lanes) > 1 else p.lanes),
+    ),
+    _mutant(
+        "key.first-twice",
+        EDGE,
+        "key 0 is counted twice",
+        two_keys,
+        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[:1]])),
+    ),
+    _mutant(
+        "key.last-twice",
+        EDGE,
+        "key L - 1 is counted twice",
+        two_keys,
+        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[-1:]])),
+    ),
+    _mutant(
+        "key.first-tile-lost", EDGE, "keys 0..63 are not seen", longer_than(64), edit=lanes(lambda p: p.lanes[64:])
+    ),
     every(64, True),
     every(64, False),
     every(128, True),
     behind(64),
-    _mutant("state.zero", PHANTOM, "l_0 = 1 with m_0 = 0, acc_0 = 0: o = acc / (Z + e^0)", one_key, unsharded,
-            edit=_zero_state, refs="vllm-project/tpu-inference#3426"),
-    _mutant("state.carried", PHANTOM, "the running state of the requests before it is kept", two_requests, one_key,
-            unsharded, paged, edit=_carried, refs="sgl-project/sglang#22688 flashinfer-ai/flashinfer#3047"),
+    _mutant(
+        "state.zero",
+        PHANTOM,
+        "l_0 = 1 with m_0 = 0, acc_0 = 0: o = acc / (Z + e^0)",
+        one_key,
+        unsharded,
+        edit=_zero_state,
+        refs="vllm-project/tpu-inference#3426",
+    ),
+    _mutant(
+        "state.carried",
+        PHANTOM,
+        "the running state of the requests before it is kept",
+        two_requests,
+        one_key,
+        unsharded,
+        paged,
+        edit=_carried,
+        refs="sgl-project/sglang#22688 flashinfer-ai/flashinfer#3047",
+    ),
 )

@@ -55,21 +55,58 @@ def lag(name: str, formula: str, whole: bool) -> Mutant:
         return behind if whole else np.where(j % problem.D < problem.V, behind, -1)
 
     first = Need("more keys than the row has elements", lambda p: int(p.lens.max(initial=0)) > p.D)
-    first = first if whole else Need("more keys than the value has elements", lambda p: int(p.lens.max(initial=0)) > p.V)
-    return _mutant(name, "K/V step mismatch", formula, narrower_value, first, edit=lanes(of),
-                   refs="ikawrakow/ik_llama.cpp#2031")
+    first = (
+        first if whole else Need("more keys than the value has elements", lambda p: int(p.lens.max(initial=0)) > p.V)
+    )
+    return _mutant(
+        name, "K/V step mismatch", formula, narrower_value, first, edit=lanes(of), refs="ikawrakow/ik_llama.cpp#2031"
+    )
 
 
 def behind(size: int) -> Mutant:
     """A second buffer that is not waited for: the value of the same lane one tile earlier."""
-    return _mutant(f"tile-behind-{size}", "stale tile", f"v_j <- v_(j - {size}), 0 in the first tile of {size}",
-                   longer_than(size), edit=lanes(lambda _, p: p.lanes - size), tile=size)
+    return _mutant(
+        f"tile-behind-{size}",
+        "stale tile",
+        f"v_j <- v_(j - {size}), 0 in the first tile of {size}",
+        longer_than(size),
+        edit=lanes(lambda _, p: p.lanes - size),
+        tile=size,
+    )
+
+
+def ahead(size: int) -> Mutant:
+    """Weights that are multiplied one tile too late."""
+    return _mutant(
+        f"tile-ahead-{size}",
+        "stale tile",
+        f"v_j <- v_(j + {size}), 0 past the last key",
+        longer_than(size),
+        edit=lanes(lambda _, p: np.where(p.lanes + size < p.length, p.lanes + size, -1)),
+        tile=size,
+    )
+
+
+def _row_stride(problem: Problem, x: Array) -> Array:
+    """Rows of V elements stored D elements apart in a buffer of zeros that has them V apart; what is past it is lost."""
+    rows = x.reshape(-1, x.shape[-1])
+    flat = np.zeros(x.size)
+    for r, row in enumerate(rows):
+        at = r * problem.D
+        flat[at : at + len(row)] = row[: max(len(flat) - at, 0)]
+    return flat.reshape(x.shape)
 
 
 def factor(value: float) -> Mutant:
-    return _mutant(f"factor-{value:g}", "missing V descale", f"o <- {value:g} o", one_key,
-                   finish=out(lambda _, x: x * value), factor=value,
-                   refs="sgl-project/sglang#34765 vllm-project/vllm#37054 vllm-project/vllm#36297")
+    return _mutant(
+        f"factor-{value:g}",
+        "missing V descale",
+        f"o <- {value:g} o",
+        one_key,
+        finish=out(lambda _, x: x * value),
+        factor=value,
+        refs="sgl-project/sglang#34765 vllm-project/vllm#37054 vllm-project/vllm#36297",
+    )
 
 
 def row_factor(value: float) -> Mutant:
@@ -78,9 +115,16 @@ def row_factor(value: float) -> Mutant:
     def edit(problem: Problem, plan: Plan) -> Plan:
         return replace(plan, scale=plan.scale * value)
 
-    return _mutant(f"row-factor-{value:g}", "inverted scale", f"row <- {value:g} row: s <- {value:g} s, o <- {value:g} o",
-                   one_key, edit=edit, finish=out(lambda _, x: x * value), factor=value,
-                   refs="vllm-project/vllm-xpu-kernels#475 vllm-project/vllm#37054")
+    return _mutant(
+        f"row-factor-{value:g}",
+        "inverted scale",
+        f"row <- {value:g} row: s <- {value:g} s, o <- {value:g} o",
+        one_key,
+        edit=edit,
+        finish=out(lambda _, x: x * value),
+        factor=value,
+        refs="vllm-project/vllm-xpu-kernels#475 vllm-project/vllm#37054",
+    )
 
 
 def _page(of: Callable[[Array], Array]) -> Callable[[Problem, Plan], Plan]:
@@ -115,48 +159,158 @@ def _mutant(
     refs: str = "",
     **parameters: float,
 ) -> Mutant:
-    return Mutant(name=f"value.{name}", family=family, formula=formula, references=tuple(refs.split()),
-                  parameters=parameters, conditions=needs, edit=edit, finish=finish)
+    return Mutant(
+        name=f"value.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        parameters=parameters,
+        conditions=needs,
+        edit=edit,
+        finish=finish,
+    )
 
 
 _STEP = "NVIDIA/TensorRT-LLM#18244 flashinfer-ai/flashinfer#4570"
 MUTANTS = (
-    _mutant("row-end", "wrong V slice", "o = sum w_j row_j[R:R+V], 64:576 of a row", narrower_value, one_key, rope,
-            edit=columns(lambda p: p.D - p.V + np.arange(p.V)), refs="ggml-org/llama.cpp#18986"),
-    _mutant("one-element-on", "wrong V slice", "o = sum w_j row_j[1:V+1]", narrower_value, one_key,
-            edit=columns(lambda p: 1 + np.arange(p.V))),
+    _mutant(
+        "row-end",
+        "wrong V slice",
+        "o = sum w_j row_j[R:R+V], 64:576 of a row",
+        narrower_value,
+        one_key,
+        rope,
+        edit=columns(lambda p: p.D - p.V + np.arange(p.V)),
+        refs="ggml-org/llama.cpp#18986",
+    ),
+    _mutant(
+        "one-element-on",
+        "wrong V slice",
+        "o = sum w_j row_j[1:V+1]",
+        narrower_value,
+        one_key,
+        edit=columns(lambda p: 1 + np.arange(p.V)),
+    ),
     lag("lag", "o = sum w_j n_(j - (D - V) floor(j / D))", True),
     lag("lag-rows-lost", "as lag, and the rows of a block from V on have no value", False),
-    _mutant("page-frozen", "K/V step mismatch", "v from the first page: v_(j mod block)", two_pages,
-            edit=_page(lambda page: 0 * page), refs=_STEP),
-    _mutant("page-skips", "K/V step mismatch", "v from page 2 floor(j / block), unknown past the table", two_pages,
-            edit=_page(lambda page: 2 * page), refs=_STEP),
-    _mutant("page-behind", "stale tile", "v from the page before, 0 in the first", two_pages,
-            edit=_page(lambda page: page - 1)),
+    _mutant(
+        "page-frozen",
+        "K/V step mismatch",
+        "v from the first page: v_(j mod block)",
+        two_pages,
+        edit=_page(lambda page: 0 * page),
+        refs=_STEP,
+    ),
+    _mutant(
+        "page-skips",
+        "K/V step mismatch",
+        "v from page 2 floor(j / block), unknown past the table",
+        two_pages,
+        edit=_page(lambda page: 2 * page),
+        refs=_STEP,
+    ),
+    _mutant(
+        "page-behind",
+        "stale tile",
+        "v from the page before, 0 in the first",
+        two_pages,
+        edit=_page(lambda page: page - 1),
+    ),
     behind(64),
     behind(128),
-    _mutant("next-row", "value row off by one", "v_j <- v_(j+1), the last one its own", two_keys,
-            edit=lanes(lambda _, p: np.minimum(p.lanes + 1, p.length - 1))),
-    _mutant("row-before", "value row off by one", "v_j <- v_(j-1), 0 for j = 0", two_keys,
-            edit=lanes(lambda _, p: p.lanes - 1)),
-    _mutant("reversed", "value row off by one", "v_j <- v_(L-1-j)", two_keys,
-            edit=lanes(lambda _, p: p.length - 1 - p.lanes)),
-    _mutant("slot-of-request-0", "value row off by one", "values through the table of request 0",
-            paged, Need("two requests", lambda p: p.B >= 2), one_key,
-            edit=lambda problem, plan: replace(
-                plan, value_address=lambda own, j: page_address(replace(own, table=problem.table[0]), j))),
-    _mutant("first-half", "columns not computed", "the second half of the columns is 0", two_columns, one_key,
-            finish=out(lambda p, x: _halved(p, x, np.zeros_like))),
-    _mutant("half-repeated", "columns not computed", "the second half of the columns is the first again", two_columns,
-            one_key, finish=out(lambda p, x: _halved(p, x, np.copy))),
-    _mutant("halves-swapped", "output permutation", "the halves of the columns exchanged", two_columns, one_key,
-            finish=out(lambda p, x: np.roll(x, x.shape[-1] // 2, -1))),
-    _mutant("tile-transposed", "output permutation", "8 x 8 of each 64 columns transposed", tile, one_key,
-            finish=out(lambda p, x: x[..., transposed_tiles(x.shape[-1])]), refs="Dao-AILab/flash-attention#2553"),
-    _mutant("fragments", "output permutation", "each 8 heads x 8 columns transposed", eight_heads, one_key,
-            finish=out(_fragments), refs="Dao-AILab/flash-attention#2553"),
-    _mutant("basis", "output basis", "o <- H o, a Hadamard matrix of the value's width", power_of_two, one_key,
-            finish=out(lambda p, x: hadamard(x)), refs="ggml-org/llama.cpp#25382 ggml-org/llama.cpp#25391"),
+    ahead(64),
+    _mutant(
+        "next-row",
+        "value row off by one",
+        "v_j <- v_(j+1), the last one its own",
+        two_keys,
+        edit=lanes(lambda _, p: np.minimum(p.lanes + 1, p.length - 1)),
+    ),
+    _mutant(
+        "row-before",
+        "value row off by one",
+        "v_j <- v_(j-1), 0 for j = 0",
+        two_keys,
+        edit=lanes(lambda _, p: p.lanes - 1),
+    ),
+    _mutant(
+        "reversed",
+        "value row off by one",
+        "v_j <- v_(L-1-j)",
+        two_keys,
+        edit=lanes(lambda _, p: p.length - 1 - p.lanes),
+    ),
+    _mutant(
+        "slot-of-request-0",
+        "value row off by one",
+        "values through the table of request 0",
+        paged,
+        Need("two requests", lambda p: p.B >= 2),
+        one_key,
+        edit=lambda problem, plan: replace(
+            plan, value_address=lambda own, j: page_address(replace(own, table=problem.table[0]), j)
+        ),
+    ),
+    _mutant(
+        "output-stride",
+        "stride ignored",
+        "rows of out stored D elements apart, not V",
+        narrower_value,
+        one_key,
+        Need("two rows", lambda p: p.B * p.T * p.H >= 2),
+        finish=out(_row_stride),
+    ),
+    _mutant(
+        "first-half",
+        "columns not computed",
+        "the second half of the columns is 0",
+        two_columns,
+        one_key,
+        finish=out(lambda p, x: _halved(p, x, np.zeros_like)),
+    ),
+    _mutant(
+        "half-repeated",
+        "columns not computed",
+        "the second half of the columns is the first again",
+        two_columns,
+        one_key,
+        finish=out(lambda p, x: _halved(p, x, np.copy)),
+    ),
+    _mutant(
+        "halves-swapped",
+        "output permutation",
+        "the halves of the columns exchanged",
+        two_columns,
+        one_key,
+        finish=out(lambda p, x: np.roll(x, x.shape[-1] // 2, -1)),
+    ),
+    _mutant(
+        "tile-transposed",
+        "output permutation",
+        "8 x 8 of each 64 columns transposed",
+        tile,
+        one_key,
+        finish=out(lambda p, x: x[..., transposed_tiles(x.shape[-1])]),
+        refs="Dao-AILab/flash-attention#2553",
+    ),
+    _mutant(
+        "fragments",
+        "output permutation",
+        "each 8 heads x 8 columns transposed",
+        eight_heads,
+        one_key,
+        finish=out(_fragments),
+        refs="Dao-AILab/flash-attention#2553",
+    ),
+    _mutant(
+        "basis",
+        "output basis",
+        "o <- H o, a Hadamard matrix of the value's width",
+        power_of_two,
+        one_key,
+        finish=out(lambda p, x: hadamard(x)),
+        refs="ggml-org/llama.cpp#25382 ggml-org/llama.cpp#25391",
+    ),
     factor(0.75),
     factor(2.0),
     factor(1.02),
