@@ -45,14 +45,15 @@ def test_a_merge_of_states_is_wrong_as_that_of_splits_is(monkeypatch, mutant, ba
         def attend(self, b, t, h):  # a right merge, which the mutant's own replaces
             return wrong_joins.merge(lambda s: wrong_joins.softmax(s.lse))["attend"](self, b, t, h)
 
-    monkeypatch.setattr(wrong_joins, "States", lambda k, b, t, h: Row(case.partial_out[:, b, h].astype(float), lse[:, b, h]))
+    out = case.partial_out.astype(float)
+    monkeypatch.setattr(wrong_joins, "States", lambda k, b, t, h: Row(out[:, b, h], lse[:, b, h]))
     monkeypatch.setattr(Kernel, "attend", Merge.attend)
     kernel = type("Wrong", (Merge,), wrong_joins.WRONG[mutant.name])()
     got = mutant.run(case)
     for b, h in np.ndindex(3, 2):
         with np.errstate(all="ignore"):
-            out, own = kernel.attend(b, 0, h)
-        assert np.allclose(got["out"][b, h], out, rtol=1e-9, atol=1e-12, equal_nan=True)
+            want, own = kernel.attend(b, 0, h)
+        assert np.allclose(got["out"][b, h], want, rtol=1e-9, atol=1e-12, equal_nan=True)
         assert np.allclose(got["lse"][b, h], own, rtol=1e-9, equal_nan=True)
 
 

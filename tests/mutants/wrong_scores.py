@@ -2,6 +2,7 @@
 """Wrong scales, ropes, scores and roundings in plain loops: name of the mutant -> steps of loops.Kernel."""
 
 import math
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -96,6 +97,7 @@ def without(first, last):
     return key(act)
 
 
+@cache
 def hadamard(n):
     """Sylvester's matrix, normalised: entry (i, j) is the parity of i and j."""
     return np.array([[(-1) ** bin(i & j).count("1") for j in range(n)] for i in range(n)]) / math.sqrt(n)

@@ -17,10 +17,10 @@ from .mutant import Mutant, Turn
 from .needs import Need, angles, one_key, paged, rope, two_keys, unsharded
 from .plan import Plan
 from .problem import Problem
-from .rope import rotate
 from .rotation import Rotation, halves
 from .splits import cut
 from .tail import padded
+from .turns import rotate
 
 FAMILY = "equivalence (must pass)"
 

@@ -14,21 +14,15 @@ import numpy as np
 from ..arrays import Array
 from .mutant import Mutant
 from .needs import Need, one_key, paged, three_pages, two_pages, two_requests
-from .plan import Plan, page_address, table_entry
+from .plan import Plan
 from .problem import Problem
 
-even_block = Need("pages of an even number of rows", lambda p: p.block % 2 == 0)
 wide_table = Need(
     "two requests and a table wider than the longest needs",
     lambda p: p.B >= 2 and widest(p) not in (0, p.table.shape[1]),
 )
-rows_between = Need(
-    "pages of two rows or more and two keys", lambda p: p.block >= 2 and int(p.lens.max(initial=0)) >= 2
-)
-not_64 = Need(
-    "pages of other than 64 rows, and more than 64 keys or a page's",
-    lambda p: p.block != 64 and int(p.lens.max(initial=0)) > min(64, p.block),
-)
+
+
 part_page_before = Need(
     "a request whose length is no multiple of the page, and one after it", lambda p: bool(np.any(p.lens[:-1] % p.block))
 )
@@ -55,35 +49,6 @@ def entries(
         return entry if zero is None else np.where(zero(np.arange(len(at))), 0, entry)
 
     return table(of)
-
-
-def size(block: Callable[[Problem], int]) -> Callable[[Problem, Plan], Plan]:
-    """slot(j) = bt[j // P'] P' + j mod P', in rows of the cache: P' rows where a page has P."""
-    return slots(
-        lambda problem, plan, j: (
-            table_entry(plan, j // block(problem), lambda page: page * block(problem) + 0) + j % block(problem)
-        )
-    )
-
-
-def slots(of: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem, Plan], Plan]:
-    """Token j lies at slot of(j) of the cache: row slot mod P of page slot // P."""
-
-    def edit(problem: Problem, plan: Plan) -> Plan:
-        def address(own: Plan, j: Array) -> Array:
-            page, row = np.divmod(of(problem, own, j), problem.block)
-            start: Array = page * own.page_stride + row * own.row_stride
-            return start
-
-        return replace(plan, address=address)
-
-    return edit
-
-
-def _token_slots(problem: Problem, plan: Plan, j: Array) -> Array:
-    """The slot of token j in the right table."""
-    slot: Array = table_entry(plan, j // plan.block, lambda page: page * plan.block) + j % plan.block
-    return slot
 
 
 def _without(dropped: Callable[[Problem, Plan], int]) -> Callable[[Problem, Plan], Plan]:
@@ -136,7 +101,9 @@ def _mutant(
     )
 
 
-ROW, ENTRY, SIZE, LOST = "table row mapping", "table entry", "page-size semantics", "page lost or repeated"
+ROW, ENTRY, LOST = "table row mapping", "table entry", "page lost or repeated"
+
+
 MUTANTS = (
     _mutant(
         "table-of-request-0",
@@ -243,47 +210,4 @@ MUTANTS = (
         edit=_without(lambda problem, plan: max(problem.used(plan.b) - 1, 1)),
     ),
     _mutant("first-page-twice", LOST, "the keys of page 0 are counted twice", two_pages, edit=_twice),
-    _mutant(
-        "size-doubled",
-        SIZE,
-        "slot(j) = bt[j // 2P] 2P + j mod 2P; P = 1: two rows share a word",
-        one_key,
-        edit=size(lambda p: 2 * p.block),
-        refs="sgl-project/sglang-jax#1074",
-    ),
-    _mutant(
-        "size-halved",
-        SIZE,
-        "slot(j) = bt[j // (P/2)] P/2 + j mod P/2",
-        even_block,
-        one_key,
-        edit=size(lambda p: p.block // 2),
-    ),
-    _mutant(
-        "size-64", SIZE, "slot(j) = bt[j // 64] 64 + j mod 64, pages having P rows", not_64, edit=size(lambda p: 64)
-    ),
-    _mutant("size-1", SIZE, "slot(j) = bt[j], page ids read as token slots", rows_between, edit=size(lambda p: 1)),
-    _mutant(
-        "token-slots",
-        SIZE,
-        "slot(j) = idx[j // P] P + j mod P, idx holding the slot of each token",
-        rows_between,
-        edit=slots(lambda problem, plan, j: _token_slots(problem, plan, j // plan.block) * plan.block + j % plan.block),
-        refs="sgl-project/sglang#25556",
-    ),
-    _mutant(
-        "page-as-slot",
-        SIZE,
-        "slot(j) = bt[j // P] + j mod P, the id not multiplied by P",
-        Need("pages of two rows or more", lambda p: p.block >= 2),
-        one_key,
-        edit=slots(lambda _, plan, j: table_entry(plan, j // plan.block, lambda page: page) + j % plan.block),
-    ),
-    _mutant(
-        "next-slot",
-        SIZE,
-        "token j in slot j mod P + 1 of its page",
-        one_key,
-        edit=lambda problem, plan: replace(plan, address=lambda own, j: page_address(own, j) + own.row_stride),
-    ),
 )

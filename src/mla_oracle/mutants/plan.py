@@ -85,7 +85,8 @@ class Plan:
 def page_address(plan: Plan, tokens: Array) -> Array:
     """Token j is row j % block of page table[j // block]."""
     first = table_entry(plan, tokens // plan.block, lambda page: page * plan.page_stride)
-    return first + tokens % plan.block * plan.row_stride
+    address: Array = first + tokens % plan.block * plan.row_stride
+    return address
 
 
 def table_entry(plan: Plan, index: Array, base: Callable[[Array], Array]) -> Array:
@@ -100,7 +101,8 @@ def bound(plan: Plan) -> Array:
     """How many keys each query token sees [T]."""
     if not plan.causal:
         return np.full(len(plan.t), plan.length)
-    return np.maximum(plan.length - plan.tokens + plan.t + 1, 0)
+    seen: Array = np.maximum(plan.length - plan.tokens + plan.t + 1, 0)
+    return seen
 
 
 def sees(plan: Plan) -> Array:

@@ -52,7 +52,8 @@ def frequencies(width: int, base: float, yarn: Yarn | None = None) -> Array:
     if yarn is None:
         return theta
     kept, factor, _ = _yarn(yarn, base, width, np.float64)
-    return theta / factor * (1 - kept) + theta * kept
+    slowed: Array = theta / factor * (1 - kept) + theta * kept
+    return slowed
 
 
 def turn(x: Array, angles: Array, interleaved: bool) -> Array:

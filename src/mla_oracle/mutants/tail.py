@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes of a tile that hold no key: counted, or multiplied by 0 though they hold NaN; keys lost or doubled at edges.
+"""Lanes of a tile that hold no key: counted, or multiplied by 0 though they hold NaN.
 
 A phantom state is a running (m, l, acc) that did not start empty.
 """
@@ -14,11 +14,11 @@ import numpy as np
 from ..arrays import Array
 from .memory import ZERO
 from .mutant import Mutant
-from .needs import Need, longer_than, one_key, paged, partial_page, two_keys, two_requests, unsharded
+from .needs import Need, one_key, paged, partial_page, two_requests, unsharded
 from .plan import Part, Plan, bound
 from .problem import Problem
 
-PADS, NAN_TAIL, EDGE, PHANTOM = "pad lanes in denominator", "0·NaN tail", "key lost or repeated", "phantom state"
+PADS, NAN_TAIL, PHANTOM = "pad lanes in denominator", "0·NaN tail", "phantom state"
 
 
 def rest_of(tile: int) -> Need:
@@ -79,48 +79,6 @@ def _slot_0(plan: Plan, tokens: Array) -> Array:
     return np.where(tokens < plan.length, page_address(plan, tokens), 0)
 
 
-def lanes(of: Callable[[Plan], Array]) -> Callable[[Problem, Plan], Plan]:
-    return lambda problem, plan: replace(plan, lanes=of(plan))
-
-
-def every(tile: int, last: bool) -> Mutant:
-    """The last key of each whole tile is lost, or the first one counted again in the tile before."""
-    if last:
-        return _mutant(
-            f"key.tile-edge-lost-{tile}",
-            EDGE,
-            f"keys {tile - 1}, {2 * tile - 1}, ... are not seen",
-            longer_than(tile - 1),
-            edit=lanes(lambda p: p.lanes[p.lanes % tile != tile - 1]),
-            tile=tile,
-        )
-    return _mutant(
-        f"key.tile-edge-twice-{tile}",
-        EDGE,
-        f"keys {tile}, {2 * tile}, ... are counted twice",
-        longer_than(tile),
-        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[(p.lanes % tile == 0) & (p.lanes > 0)]])),
-        tile=tile,
-    )
-
-
-def behind(tile: int) -> Mutant:
-    """Keys and values of the tile before: both buffers swapped too late; the first tile twice."""
-
-    def edit(problem: Problem, plan: Plan) -> Plan:
-        inner = plan.address
-        return replace(plan, address=lambda own, j: inner(own, np.where(j < tile, j, j - tile)))
-
-    return _mutant(
-        f"key.tile-behind-{tile}",
-        "stale tile",
-        f"key and value j <- j - {tile}, for j >= {tile}",
-        longer_than(tile),
-        edit=edit,
-        tile=tile,
-    )
-
-
 def _zero_state(problem: Problem, plan: Plan) -> Plan:
     """m = 0, l = 1, acc = 0 before the first key."""
     shape = (len(plan.t), problem.H)
@@ -173,6 +131,8 @@ def pads(tile: int) -> Mutant:
 
 
 _TAIL = "flashinfer-ai/flashinfer#941 flashinfer-ai/flashinfer#942 NVIDIA/cudnn-frontend#624"
+
+
 MUTANTS = (
     pads(32),
     pads(64),
@@ -226,35 +186,6 @@ MUTANTS = (
         edit=slack(None, _slot_0),
         refs="sgl-project/sglang#36207 sgl-project/sglang#36003 ROCm/aiter#5010",
     ),
-    _mutant("key.first-lost", EDGE, "key 0 is not seen", two_keys, edit=lanes(lambda p: p.lanes[1:])),
-    _mutant(
-        "key.second-lost",
-        EDGE,
-        "key 1 is not seen",
-        two_keys,
-        edit=lanes(lambda p: np.delete(p.lanes, [1]) if len(p.lanes) > 1 else p.lanes),
-    ),
-    _mutant(
-        "key.first-twice",
-        EDGE,
-        "key 0 is counted twice",
-        two_keys,
-        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[:1]])),
-    ),
-    _mutant(
-        "key.last-twice",
-        EDGE,
-        "key L - 1 is counted twice",
-        two_keys,
-        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[-1:]])),
-    ),
-    _mutant(
-        "key.first-tile-lost", EDGE, "keys 0..63 are not seen", longer_than(64), edit=lanes(lambda p: p.lanes[64:])
-    ),
-    every(64, True),
-    every(64, False),
-    every(128, True),
-    behind(64),
     _mutant(
         "state.zero",
         PHANTOM,

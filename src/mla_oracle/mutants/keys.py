@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys lost or counted twice at the edges of tiles, or taken from the tile before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ..arrays import Array
+from .mutant import Mutant
+from .needs import Need, longer_than, two_keys
+from .plan import Plan
+from .problem import Problem
+
+EDGE = "key lost or repeated"
+
+
+def lanes(of: Callable[[Plan], Array]) -> Callable[[Problem, Plan], Plan]:
+    return lambda problem, plan: replace(plan, lanes=of(plan))
+
+
+def every(tile: int, last: bool) -> Mutant:
+    """The last key of each whole tile is lost, or the first one counted again in the tile before."""
+    if last:
+        return _mutant(
+            f"key.tile-edge-lost-{tile}",
+            EDGE,
+            f"keys {tile - 1}, {2 * tile - 1}, ... are not seen",
+            longer_than(tile - 1),
+            edit=lanes(lambda p: p.lanes[p.lanes % tile != tile - 1]),
+            tile=tile,
+        )
+    return _mutant(
+        f"key.tile-edge-twice-{tile}",
+        EDGE,
+        f"keys {tile}, {2 * tile}, ... are counted twice",
+        longer_than(tile),
+        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[(p.lanes % tile == 0) & (p.lanes > 0)]])),
+        tile=tile,
+    )
+
+
+def behind(tile: int) -> Mutant:
+    """Keys and values of the tile before: both buffers swapped too late; the first tile twice."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        inner = plan.address
+        return replace(plan, address=lambda own, j: inner(own, np.where(j < tile, j, j - tile)))
+
+    return _mutant(
+        f"key.tile-behind-{tile}",
+        "stale tile",
+        f"key and value j <- j - {tile}, for j >= {tile}",
+        longer_than(tile),
+        edit=edit,
+        tile=tile,
+    )
+
+
+def _mutant(
+    name: str,
+    family: str,
+    formula: str,
+    *needs: Need,
+    edit: Callable[[Problem, Plan], Plan],
+    refs: str = "",
+    **parameters: int,
+) -> Mutant:
+    return Mutant(
+        name=name,
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        parameters=parameters,
+        conditions=needs,
+        edit=edit,
+    )
+
+
+MUTANTS = (
+    _mutant("key.first-lost", EDGE, "key 0 is not seen", two_keys, edit=lanes(lambda p: p.lanes[1:])),
+    _mutant(
+        "key.second-lost",
+        EDGE,
+        "key 1 is not seen",
+        two_keys,
+        edit=lanes(lambda p: np.delete(p.lanes, [1]) if len(p.lanes) > 1 else p.lanes),
+    ),
+    _mutant(
+        "key.first-twice",
+        EDGE,
+        "key 0 is counted twice",
+        two_keys,
+        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[:1]])),
+    ),
+    _mutant(
+        "key.last-twice",
+        EDGE,
+        "key L - 1 is counted twice",
+        two_keys,
+        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[-1:]])),
+    ),
+    _mutant(
+        "key.first-tile-lost", EDGE, "keys 0..63 are not seen", longer_than(64), edit=lanes(lambda p: p.lanes[64:])
+    ),
+    every(64, True),
+    every(64, False),
+    every(128, True),
+    behind(64),
+)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Right rows stored in the place of others, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..arrays import Array
+from .mutant import Mutant
+from .needs import (
+    Need,
+    one_key,
+    paged,
+    two_heads,
+    two_requests,
+    two_tokens,
+)
+from .plan import Plan
+from .problem import Problem, Results
+
+FAMILY = "query row mapping"
+
+
+more_rows_than_64 = Need("more than 64 query rows (tokens x heads) of one request", lambda p: p.T * p.H > 64)
+
+
+heads_of_16 = Need("heads that are no multiple of 16", lambda p: p.H % 16 != 0)
+
+
+def _moved(results: Results, names: tuple[str, ...], act: Callable[[Array], Array]) -> Results:
+    """The results [B, T, H, ...] of these names changed."""
+    return {name: act(value) if name in names else value for name, value in results.items()}
+
+
+def _output(act: Callable[[Problem, Array], Array]) -> Callable[[Problem, Results], Results]:
+    return lambda problem, results: _moved(results, ("out", "lse"), lambda x: act(problem, x))
+
+
+def _zeroed(where: Callable[[Problem], Array]) -> Callable[[Problem, Array], Array]:
+    """Rows [T, H] where `where` holds were never written: zeros."""
+
+    def act(problem: Problem, x: Array) -> Array:
+        x = x.copy()
+        x[:, where(problem)] = 0
+        return x
+
+    return act
+
+
+def _transposed(problem: Problem, x: Array) -> Array:
+    """[T, H] rows stored as [H, T]."""
+    return np.swapaxes(x, 1, 2).reshape(x.shape)
+
+
+def _mutant(
+    name: str,
+    formula: str,
+    refs: str,
+    *needs: Need,
+    edit: Callable[[Problem, Plan], Plan | list[Plan]] | None = None,
+    finish: Callable[[Problem, Results], Results] | None = None,
+    family: str = FAMILY,
+) -> Mutant:
+    return Mutant(
+        name=f"query.{name}",
+        family=family,
+        formula=formula,
+        references=tuple(refs.split()),
+        conditions=needs,
+        edit=edit,
+        finish=finish,
+    )
+
+
+def _order(problem: Problem) -> Array:
+    return np.argsort(-problem.lens, kind="stable")
+
+
+unsorted = Need(
+    "requests that are not in the order of falling lengths",
+    lambda p: p.paged and bool(np.any(_order(p) != np.arange(p.B))),
+)
+
+
+MUTANTS = (
+    _mutant(
+        "broadcast",
+        "o_t <- o_0",
+        "ROCm/aiter#2720",
+        two_tokens,
+        one_key,
+        finish=_output(lambda _, x: np.broadcast_to(x[:, :1], x.shape).copy()),
+    ),
+    _mutant(
+        "output-sorted",
+        "requests worked on by falling length, stored in that order",
+        "",
+        unsorted,
+        one_key,
+        finish=_output(lambda p, x: x[_order(p)]),
+    ),
+    _mutant(
+        "output-transposed",
+        "out and lse stored [H, T] in the place of [T, H]",
+        "",
+        two_tokens,
+        two_heads,
+        one_key,
+        finish=_output(_transposed),
+    ),
+    _mutant(
+        "output-next-head",
+        "out and lse of head h stored at head h + 1",
+        "",
+        two_heads,
+        one_key,
+        finish=_output(lambda _, x: np.roll(x, 1, 2)),
+    ),
+    _mutant(
+        "weights-next-head",
+        "o_h = sum w_(h+1) v, the lse right",
+        "",
+        paged,
+        two_heads,
+        one_key,
+        finish=lambda _, results: _moved(results, ("out",), lambda x: np.roll(x, -1, 2)),
+        family="weights of another row",
+    ),
+    _mutant(
+        "tail-heads",
+        "the last H mod 16 heads are not computed: zeros",
+        "",
+        heads_of_16,
+        one_key,
+        finish=_output(_zeroed(lambda p: np.broadcast_to(np.arange(p.H) >= p.H // 16 * 16, (p.T, p.H)))),
+        family="rows not computed",
+    ),
+    _mutant(
+        "tail-rows",
+        "query rows t H + h from 64 on are not computed: zeros",
+        "flashinfer-ai/flashinfer#5095",
+        more_rows_than_64,
+        one_key,
+        finish=_output(_zeroed(lambda p: (np.arange(p.T)[:, None] * p.H + np.arange(p.H)) >= 64)),
+        family="rows not computed",
+    ),
+    _mutant(
+        "last-request",
+        "the last request is not computed: zeros",
+        "",
+        two_requests,
+        one_key,
+        finish=_output(lambda p, x: x * (np.arange(p.B) < p.B - 1).reshape(-1, *[1] * (x.ndim - 1))),
+        family="rows not computed",
+    ),
+)
