@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budget: what an honest kernel with given numerics may miss the f64 truth by, on one case, row by row.
+
+    1. A scale for every element: the RMS error that the declared roundings make there (noise.py). It gives the budget
+       its shape, and a floor that no lucky emulation lowers.
+    2. The errors of emulated honest kernels on this case (emulate.py), in units of that scale.
+    3. The budget of a row: the upper end of 2 over the rows whose weight is spread over as many keys, times MARGIN.
+
+Of a row of out two numbers are held to it, both in units of the scale: the root mean square over the columns, and the
+largest. Of an LSE, its error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from . import dtypes
+from .arrays import Array
+from .cases import PagedCase
+from .checks import widen
+from .emulate import attend, choose, finish, problem_of
+from .noise import LONE, Noise, noise
+from .numerics import Numerics
+from .paged import LOG2E
+from .placement import dense_table
+
+# Emulated rows are a sample, and a kernel may add in an order that was not drawn.
+MARGIN = 1.25
+# The upper end of a distribution that few draws show: its mean and this many standard deviations.
+DEVIATIONS = 5.0
+# The least upper end of |error| / RMS: of a root mean square over many columns, of the largest of them, of one number.
+LEAST = {"rms": 1.0, "max": 3.0, "lse": 2.0}
+WORK = 3e8  # multiply-adds of one emulated kernel; above, rows are sampled
+FINE_WORK = 2e7  # of one whose accumulators are rounded after every step
+DRAWS = 8
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the rows of one case may miss. Rows are those of out without its last axis."""
+
+    numerics: Numerics
+    out_scale: Array  # [*rows, V]; 0 where nothing is measured: an empty row, a truth that is not finite
+    out_rms: Array  # [*rows] allowed root mean square of error / out_scale
+    out_max: Array  # [*rows] allowed largest error / out_scale
+    lse_scale: Array  # [*rows]
+    lse_max: Array  # [*rows] allowed error / lse_scale
+    reason: str
+
+    def units(self, actual: Mapping[str, Array], truth: Mapping[str, Array]) -> dict[str, Array]:
+        """The error of every row [*rows] of out and of lse, where given, in units of its budget: above 1 is too much.
+
+        A row that is not measured has 0 where the actual is the truth, else infinity.
+        """
+        found = {}
+        if "out" in actual:
+            z = _ratio(actual["out"], truth["out"], self.out_scale)
+            found["out"] = np.maximum(_rms(z) / self.out_rms, z.max(axis=-1, initial=0) / self.out_max)
+        if "lse" in actual:
+            found["lse"] = _ratio(actual["lse"], truth["lse"], self.lse_scale) / self.lse_max
+        return found
+
+    def allowed(self, truth: Mapping[str, Array]) -> dict[str, Array]:
+        """[*rows] what the budget allows: of out relative to the RMS of the truth's row, of lse absolute."""
+        size = _rms(np.where(np.isfinite(truth["out"]), truth["out"], 0.0))
+        allowed = _rms(self.out_scale) * self.out_rms
+        relative = np.divide(allowed, size, out=np.zeros_like(allowed), where=size > 0)
+        return {"out": relative, "lse": self.lse_scale * self.lse_max}
+
+
+def budget(
+    case: PagedCase, numerics: Numerics, truth: Mapping[str, Array], *, draws: int = DRAWS, seed: int = 0
+) -> Budget:
+    """The budget of `case` for a kernel with `numerics`, around its f64 truth {"out", "lse"}.
+
+    The same for the same seed up to the last bits of BLAS. Of a large case a sample of the rows is emulated.
+    """
+    rng = np.random.default_rng(seed)
+    table = dense_table(case)
+    shape = case.q.shape[:-1]
+    each = math.prod(shape[1:])
+    out = truth["out"].reshape(len(case.seq_lens), each, case.head_dim_v)
+    lse = truth["lse"].reshape(len(case.seq_lens), each)
+    sequential = numerics.value_accumulator == "f16"
+    longest = int(case.seq_lens.max(initial=0))
+    kernels = [choose(numerics, longest, rng, fine=sequential or draw == 0) for draw in range(draws)]
+    samples = [_sample(case, FINE_WORK if kernel.step else WORK, rng) for kernel in kernels]
+    stored = dtypes.name_of(case.q.dtype), dtypes.name_of(case.kv_cache.dtype)
+    unit = LOG2E if case.lse_base == "2" else 1.0
+
+    noises, seen = [], _Seen()
+    for b in range(len(case.seq_lens)):
+        problem = problem_of(case, table, b, numerics)
+        noises.append(noise(problem, numerics, stored, out[b], lse[b], unit))
+        for kernel, sample in zip(kernels, samples, strict=True):
+            rows = sample.get(b)
+            if rows is not None:
+                found = finish(*attend(problem.take(rows), numerics, kernel, rng), case, numerics)
+                seen.add(noises[-1], rows, *found, out[b], lse[b])
+    whole = Noise(*(np.concatenate(parts) for parts in zip(*noises, strict=True))) if noises else _nothing(case)
+    limits = seen.limits(whole)
+    return Budget(
+        numerics=numerics,
+        out_scale=whole.out.reshape(*shape, case.head_dim_v),
+        out_rms=limits["rms"].reshape(shape),
+        out_max=limits["max"].reshape(shape),
+        lse_scale=whole.lse.reshape(shape),
+        lse_max=limits["lse"].reshape(shape),
+        reason=f"{MARGIN} times the upper end of {seen.rows} rows of {draws} emulated kernels",
+    )
+
+
+@dataclass
+class _Seen:
+    """Errors of emulated kernels in units of the noise, row by row."""
+
+    kind: list[Array] = field(default_factory=list)
+    errors: dict[str, list[Array]] = field(default_factory=lambda: {name: [] for name in LEAST})
+    rows: int = 0
+
+    def add(self, noise: Noise, rows: Array, out: Array, lse: Array, true_out: Array, true_lse: Array) -> None:
+        rows_here = noise.lse[rows] > 0
+        z = _ratio(out, true_out[rows], noise.out[rows])
+        self.kind.append(_kind(noise.keys[rows])[rows_here])
+        self.errors["rms"].append(_rms(z)[rows_here])
+        self.errors["max"].append(z.max(axis=-1, initial=0)[rows_here])
+        self.errors["lse"].append(_ratio(lse, true_lse[rows], noise.lse[rows])[rows_here])
+        self.rows += int(rows_here.sum())
+
+    def limits(self, noise: Noise) -> dict[str, Array]:
+        """The budget of every row, in units of its noise; rows of a kind not seen get the largest."""
+        kinds = _kind(noise.keys)
+        kind = np.concatenate(self.kind or [kinds[:0]])
+        V = max(1, noise.out.shape[-1])
+        # Few independent roundings may all be at their largest: those of the weights that count, those of the columns.
+        of_weights = noise.of_weights * (np.square(1 + (LONE - 1) / np.sqrt(noise.keys)) - 1)
+        of_columns = (1 - noise.of_weights) * ((1 + (LONE - 1) / math.sqrt(V)) ** 2 - 1)
+        lone = np.sqrt(1 + of_weights + of_columns)
+        found = {}
+        for name, errors in self.errors.items():
+            z = np.concatenate(errors or [np.zeros(0)])
+            upper = np.full(int(kinds.max(initial=0)) + 1, np.nan)
+            for k in np.unique(kind):
+                of_kind = z[kind == k]
+                upper[k] = max(of_kind.max(), of_kind.mean() + DEVIATIONS * of_kind.std())
+            upper = np.where(np.isnan(upper), np.nanmax(upper) if len(z) else 0.0, upper)
+            found[name] = MARGIN * np.maximum(upper[kinds], LEAST[name] * (lone if name != "lse" else 1.0))
+        return found
+
+
+def _sample(case: PagedCase, work: float, rng: np.random.Generator) -> dict[int, Array]:
+    """Rows by request, of a sample that costs about `work` multiply-adds: all rows, or some of every request.
+
+    Where even four rows of each are too many, every so many-th request in the order of lengths, the longest first.
+    """
+    count = math.prod(case.q.shape[1:-1])
+    cost = case.seq_lens.astype(np.float64) * (case.q.shape[-1] + case.head_dim_v)
+    share = min(1.0, work / max(1.0, float(cost.sum()) * count))
+    take = max(math.ceil(count * share), min(count, 4))
+    step = max(1, round(float(cost.sum()) * take / (2 * work)))
+    chosen = np.argsort(-cost, kind="stable")[::step]
+    return {int(b): np.sort(rng.choice(count, take, replace=False)) for b in chosen if count}
+
+
+def _nothing(case: PagedCase) -> Noise:
+    return Noise(np.zeros((0, case.head_dim_v)), np.zeros(0), np.ones(0), np.zeros(0))
+
+
+def _kind(keys: Array) -> Array:
+    """floor(log2 keys): rows are judged by others of the same."""
+    return np.frexp(np.maximum(keys, 1.0))[1] - 1
+
+
+def _rms(x: Array) -> Array:
+    return np.sqrt(np.mean(np.square(x), axis=-1)) if x.shape[-1] else np.zeros(x.shape[:-1])
+
+
+def _ratio(actual: Array, truth: Array, scale: Array) -> Array:
+    """|actual - truth| / scale; where the scale is 0: 0 if they are the same, else infinite."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        g = widen(actual, np.float64)
+        error = np.abs(g - truth) / scale
+        same = (g == truth) | (np.isnan(g) & np.isnan(truth))
+        return np.where(scale > 0, np.where(np.isnan(error), np.inf, error), np.where(same, 0.0, np.inf))

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One honest kernel: attention with the roundings a Numerics declares, its free choices drawn at random.
+
+    emulate(case, numerics, rng)        {"out": [B, T, H, V], "lse": [B, T, H]}, f64 holding rounded numbers
+
+`Problem` is the attention of some query rows over the keys of one request, `Choices` is what one kernel chose, and
+`attend` computes, as a kernel would: splits, in each an online softmax over tiles of keys, then their merge by LSE.
+Rows are vectorised, tiles are a loop. What is f32 in a kernel is f32 here; BLAS adds in an order of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import dtypes
+from .arrays import Array
+from .cases import PagedCase
+from .numerics import Numerics
+from .paged import LOG2E
+from .placement import dense_table
+
+F32 = np.float32
+EXP_ERROR = {"exp": 2.0**-23, "exp2": 2.0**-22, "u20": 2.0**-20}
+MMA_STEP = 16  # products a tensor core adds to its accumulator at a time
+STALE = 5.5  # how far scores may exceed a maximum that is renewed lazily, natural
+TILES = (16, 32, 64, 96, 128, 256, 1024)
+
+
+class Problem(NamedTuple):
+    """Query rows over the keys of one request, as a kernel multiplies them."""
+
+    q: Array  # [R, D] f32
+    keys: Array  # [n, D] f32
+    values: Array  # [n, V] f32, finite
+    visible: Array  # [R] keys a row sees, the first ones
+    scale: float
+    shards: list[Array] | None = None  # keys of each rank, where that is given
+
+    def take(self, rows: Array) -> Problem:
+        return self._replace(q=self.q[rows], visible=self.visible[rows])
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The free choices of one kernel."""
+
+    tile: int
+    splits: int
+    reverse: bool
+    base: str  # max, stale or normalised
+    sum_rounded: bool
+    exp: str
+    step: int | None  # keys between two roundings of the accumulators; None: a tile
+
+
+def choose(numerics: Numerics, longest: int, rng: np.random.Generator, *, fine: bool = False) -> Choices:
+    """Choices that `numerics` leaves free, for rows of at most `longest` keys; `fine`: the most roundings."""
+    base = numerics.p_base if numerics.p_base != "any" else ("max", "stale", "normalised")[rng.integers(3)]
+    tile = numerics.tile
+    if tile is None:
+        tile = int(rng.choice(TILES))
+        if base == "stale":
+            tile = min(tile, -(-longest // 4))
+        if not fine:
+            tile = max(tile, -(-longest // 8))
+    if base == "normalised":
+        tile = longest
+    splits = numerics.splits
+    if splits is None:
+        splits = 1 if base == "normalised" or rng.random() < 0.4 else int(rng.integers(2, 9))
+    step = {"f32": max(1, longest // 2048), "mma": MMA_STEP, "f16": 1}[numerics.value_accumulator]
+    return Choices(
+        tile=max(1, tile),
+        splits=splits,
+        reverse=bool(rng.integers(2)) and numerics.tile is None,
+        base=base,
+        sum_rounded=bool(rng.integers(2)) if numerics.row_sum == "any" else numerics.row_sum == "p",
+        exp=("exp", "exp2")[rng.integers(2)] if numerics.exp == "any" else numerics.exp,
+        step=step if fine or numerics.value_accumulator == "f16" else None,
+    )
+
+
+def attend(problem: Problem, numerics: Numerics, choices: Choices, rng: np.random.Generator) -> tuple[Array, Array]:
+    """(out [R, V], lse [R]) f64, lse natural and not yet of its dtype; a row that sees nothing has out 0, lse -inf."""
+    scores = score(problem, numerics, fine=choices.step is not None)
+    states = [
+        _run(scores[:, keys], problem.values[keys], numerics, choices, rng) for keys in _split(problem, choices)
+    ]
+    if len(states) == 1:
+        return states[0]
+    outs = np.stack([narrow(out.astype(F32), numerics.partials) for out, _ in states])  # [S, R, V]
+    lses = np.stack([lse for _, lse in states]).astype(F32)
+    top = lses.max(0)
+    with np.errstate(invalid="ignore"):
+        weights = np.where(lses == -np.inf, F32(0), np.exp(lses - np.where(top == -np.inf, F32(0), top)))
+    total = weights.sum(0)
+    safe = np.where(total == 0, F32(1), total)
+    out = (weights[..., None] * outs).sum(0) / safe[:, None]
+    with np.errstate(divide="ignore"):
+        lse = top + np.log(safe)
+    return out.astype(np.float64), np.where(total == 0, -np.inf, lse).astype(np.float64)
+
+
+def score(problem: Problem, numerics: Numerics, *, fine: bool) -> Array:
+    """Scaled scores [R, n] f32, -inf where a row does not see the key."""
+    q, keys = problem.q, problem.keys
+    with np.errstate(invalid="ignore", over="ignore"):
+        if fine or numerics.score_accumulator == "f16":
+            raw = accumulate(None, q, keys.T, MMA_STEP, numerics.score_accumulator)
+        else:
+            raw = q @ keys.T
+        scores = narrow(raw * F32(problem.scale), numerics.scores)
+    unseen = np.arange(len(problem.keys)) >= problem.visible[:, None]
+    if unseen.any():
+        scores[unseen] = -np.inf
+    return scores
+
+
+def accumulate(total: Array | None, a: Array, b: Array, step: int | None, how: str) -> Array:
+    """total [R, N] f32 + a [R, n] @ b [n, N], rounded after every `step` products as the accumulator `how` rounds."""
+    n = a.shape[1]
+    step = n if step is None else step
+    if total is None:
+        total = np.zeros((len(a), b.shape[1]), F32)
+    for j in range(0, n, max(1, step)):
+        part = a[:, j : j + step], b[j : j + step]
+        if how == "mma" and step < n:
+            total = _truncate(total + part[0].astype(np.float64) @ part[1])
+        else:
+            total = total + part[0] @ part[1]
+        if how == "f16":
+            total = narrow(total, "f16")
+    return total
+
+
+def narrow(x: Array, name: str) -> Array:
+    """f32 `x` rounded to the format `name`, as f32: to nearest, ties to even; e4m3 saturates."""
+    if name in ("f32", "f64"):
+        return x
+    if name in ("bf16", "tf32"):
+        drop = 16 if name == "bf16" else 13
+        bits = x.view(np.uint32) if x.flags.c_contiguous else np.ascontiguousarray(x).view(np.uint32)
+        half = ((bits >> drop) & 1) + np.uint32((1 << (drop - 1)) - 1)
+        rounded: Array = ((bits + half) & np.uint32(0x100000000 - (1 << drop))).view(F32)
+        return np.where(np.isnan(x), x, rounded) if np.isnan(rounded).any() else rounded
+    with np.errstate(over="ignore", invalid="ignore"):
+        return dtypes.round_to(x, name, saturate=name == "e4m3").astype(F32)
+
+
+def _truncate(x: Array) -> Array:
+    """f64 to f32, toward zero."""
+    nearest = x.astype(F32)
+    bits = nearest.view(np.uint32)
+    bits -= np.abs(nearest) > np.abs(x)
+    return nearest
+
+
+def _split(problem: Problem, choices: Choices) -> Iterator[Any]:
+    """The keys of each split, as an index of the key axis, in the order a kernel takes them."""
+    if problem.shards is not None:
+        yield from problem.shards
+        return
+    n = len(problem.keys)
+    size = max(1, -(-n // choices.splits))
+    for low in range(0, max(n, 1), size):
+        high = min(low + size, n)
+        yield slice(low, high) if not choices.reverse else slice(high - 1, None if low == 0 else low - 1, -1)
+
+
+def _run(
+    scores: Array, values: Array, numerics: Numerics, choices: Choices, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """One split: scores [R, n] f32, values [n, V] f32 -> (out [R, V], lse [R])."""
+    R, n = scores.shape
+    top = np.full(R, -np.inf, F32)
+    total = np.zeros(R, F32)
+    acc = np.zeros((R, values.shape[1]), F32)
+    weigh = F32(numerics.p_scale)
+    normalised = choices.base == "normalised"
+    stale = min(STALE, math.log(dtypes.LARGEST.get(numerics.p, math.inf) / numerics.p_scale))
+    hold = rng.random(R, F32) * F32(max(0.0, stale) if choices.base == "stale" else 0.0)
+    unit = F32(LOG2E)
+    error = F32(EXP_ERROR[choices.exp])
+    for j in range(0, n, choices.tile):
+        s = scores[:, j : j + choices.tile]
+        new = s.max(1)
+        new = np.where(new > top + hold, new, top)
+        base = np.where(new == -np.inf, F32(0), new)
+        if choices.exp == "exp2":  # one rounding of s * log2(e) - base * log2(e), the second product rounded before
+            x = (s.astype(np.float64) * unit - (base * unit)[:, None]).astype(F32)
+            p, decay = np.exp2(x), np.exp2((top - base) * unit)
+        else:
+            p, decay = np.exp(s - base[:, None]), np.exp(top - base)
+        p *= 1 + error * (2 * rng.random(p.shape, F32) - 1)
+        if normalised:
+            total = p.sum(1)
+            p /= np.where(total == 0, F32(1), total)[:, None]
+        else:
+            p *= weigh
+        rounded = narrow(p, numerics.p)
+        if not normalised:
+            total = total * decay + (rounded if choices.sum_rounded else p).sum(1)
+        acc = accumulate(acc * decay[:, None] if j else acc, rounded, values[j : j + choices.tile], choices.step,
+                         numerics.value_accumulator)
+        top = new
+    empty = total == 0
+    safe = np.where(empty, F32(1), total)
+    out = acc if normalised else acc / safe[:, None]
+    with np.errstate(invalid="ignore"):
+        lse = top + np.log(safe if normalised else safe / weigh)
+    return out.astype(np.float64), np.where(empty, -np.inf, lse).astype(np.float64)
+
+
+def problem_of(case: PagedCase, table: Array, request: int, numerics: Numerics) -> Problem:
+    """The problem of one request, its rows in the order [T, H]; `table` is `placement.dense_table(case)`."""
+    q = case.q if case.q.ndim == 4 else case.q[:, None]
+    _, T, H, D = q.shape
+    block = case.kv_cache.shape[1]
+    n = int(case.seq_lens[request])
+    j = np.arange(n)
+    with np.errstate(invalid="ignore", over="ignore"):
+        keys = case.kv_cache[table[request, j // block], j % block].astype(F32)
+        rows = q[request].reshape(T * H, D).astype(F32)
+    if dtypes.name_of(q.dtype) != numerics.query:
+        rows = narrow(rows, numerics.query)
+    if dtypes.name_of(case.kv_cache.dtype) != numerics.cache:
+        keys = narrow(keys, numerics.cache)
+    values = keys[:, : case.head_dim_v]
+    if not np.isfinite(values).all():
+        values = np.where(np.isfinite(values), values, F32(0))
+    seen = np.maximum(n - T + 1 + np.arange(T), 0) if case.causal else np.full(T, n)
+    return Problem(rows, keys, values, np.repeat(seen, H), case.softmax_scale, _owned(case, j))
+
+
+def _owned(case: PagedCase, tokens: Array) -> list[Array] | None:
+    """The tokens of every rank that has some, where the case says who owns which."""
+    if case.shards == 1:
+        return None
+    size = max(1, -(-len(tokens) // case.shards))
+    interleaved = case.shard_layout == "interleaved"
+    ranks = [tokens[s :: case.shards] if interleaved else tokens[s * size : (s + 1) * size] for s in range(case.shards)]
+    return [rank for rank in ranks if len(rank)] or [tokens]
+
+
+def finish(out: Array, lse: Array, case: PagedCase, numerics: Numerics) -> tuple[Array, Array]:
+    """Results as they are stored: out and lse (natural, -inf for an empty row) rounded, lse in the case's base."""
+    unit = LOG2E if case.lse_base == "2" else 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = dtypes.round_to(out, numerics.out).astype(np.float64)
+        lse = dtypes.round_to((lse * unit).astype(F32).astype(np.float64), numerics.lse).astype(np.float64)
+    return out, np.where(np.isneginf(lse), case.empty_lse, lse)
+
+
+def emulate(case: PagedCase, numerics: Numerics, rng: np.random.Generator, *, fine: bool = False) -> dict[str, Array]:
+    """The results of one honest kernel for `case`, as f64 arrays that hold what it stores."""
+    rows = case.q.shape[:-1]
+    choices = choose(numerics, int(case.seq_lens.max(initial=0)), rng, fine=fine)
+    table = dense_table(case)
+    outs, lses = [], []
+    for b in range(len(case.seq_lens)):
+        problem = problem_of(case, table, b, numerics)
+        out, lse = finish(*attend(problem, numerics, choices, rng), case, numerics)
+        outs.append(out)
+        lses.append(lse)
+    empty = np.zeros((0, case.head_dim_v))
+    return {
+        "out": np.concatenate(outs or [empty]).reshape(*rows, case.head_dim_v),
+        "lse": np.concatenate(lses or [empty[:, 0]]).reshape(rows),
+    }

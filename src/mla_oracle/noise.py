@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The root mean square error that declared roundings make in every element of a paged result, from first principles.
+
+Errors of different roundings are independent, so their squares add. With p the weights of a row, which sum to 1:
+
+    a score      its sum of D products, its dtype, the argument of exp            -> its weight, relative
+    a weight     its rounding to p: relative in the normal range, a step below    -> p v
+    a sum of n   a walk of one rounding a step; truncation drifts as well         -> sqrt(sum p^2 v^2) or |out|
+    the results  half a unit of their dtype
+
+A rounding to nearest of a number whose mantissa may be anything has the RMS error RMS * unit roundoff.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from .arrays import Array
+from .emulate import EXP_ERROR, MMA_STEP, Problem
+from .numerics import Numerics
+from .paged import LOG2E
+
+F32 = np.float32
+UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.0**-4}
+# The distance of neighbours below the normal range; of formats whose small numbers processors flush, all of it.
+SMALLEST = {
+    "f64": 2.0**-1022, "f32": 2.0**-126, "bf16": 2.0**-126, "tf32": 2.0**-126, "f16": 2.0**-24, "e4m3": 2.0**-9,
+}
+RMS = 0.4247  # sqrt((1 - 1/4) / (6 ln 2))
+LONE = 1 / RMS  # the largest error over the RMS, where one rounding decides
+UNIFORM = 1 / math.sqrt(12)  # the RMS of a rounding over the distance of neighbours
+
+
+class Noise(NamedTuple):
+    """Of N rows. 0 where nothing is measured: an empty row, a truth that is not finite."""
+
+    out: Array  # [N, V] RMS error
+    lse: Array  # [N]
+    keys: Array  # [N] how many equal weights are as spread as the row's: 1 / sum p^2
+    of_weights: Array  # [N] the part of out's mean square that the weights' own roundings make
+
+
+class Weights(NamedTuple):
+    """The softmax of R rows over n keys, in f32."""
+
+    p: Array  # [R, n], rows sum to 1
+    total: Array  # [R] sum of the weights relative to the largest
+    base: Array  # [R] the largest score
+    score_error: Array  # [R, n]
+
+
+def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Array, lse: Array, unit: float) -> Noise:
+    """The noise of a problem with truth out [R, V] and lse [R] in units of `unit` (1, or log2(e) for base 2)."""
+    R, n = len(problem.q), len(problem.keys)
+    good = np.isfinite(out).all(axis=-1) & np.isfinite(lse) & (problem.visible > 0)
+    if not good.any():
+        return Noise(np.zeros_like(out), np.zeros(R), np.ones(R), np.zeros(R))
+    out, lse = np.where(good[:, None], out, 0.0), np.where(good, lse, 0.0)
+    rounds = [_coarser(*names) for names in zip((numerics.query, numerics.cache), stored, strict=True)]
+    w = _weights(problem, numerics, math.hypot(*rounds))
+    squares = np.square(w.p)
+    spread_over = squares.sum(axis=-1, dtype=np.float64)
+
+    exp = max(EXP_ERROR.values()) if numerics.exp == "any" else EXP_ERROR[numerics.exp]
+    own = F32((RMS * UNIT[numerics.p]) ** 2 + exp**2) * (problem.visible > 1)[:, None]  # a lone weight is 1
+    step = np.full(R, SMALLEST[numerics.p] * UNIFORM / numerics.p_scale)  # of a weight below the normal range
+    if numerics.p_base == "max":
+        step = step / w.total
+    largest = max(float(np.abs(problem.values).max(initial=0)), 1e-30)
+    values = np.square(problem.values / F32(largest))  # [n, V]
+    by = [squares * own + np.square(step)[:, None].astype(F32), squares * np.square(w.score_error), squares]
+    of_own, of_scores, spread = (np.concatenate(by) @ values).reshape(3, R, -1).astype(np.float64) * largest**2
+
+    sums = accumulation(numerics.value_accumulator, n)
+    partials = 0.0 if numerics.partials == "f32" else RMS * UNIT[numerics.partials]
+    sums = math.hypot(sums, partials, rounds[1], 4 * UNIT["f32"])
+    squared = of_own + of_scores + sums**2 * (np.square(out) + spread)
+    squared += np.square(spacing(out, numerics.out) * UNIFORM)
+    tail = n * SMALLEST["f32"] * largest  # weights flushed to zero
+    share = of_own.sum(axis=-1) / squared.sum(axis=-1)
+
+    natural = np.abs(lse) / unit
+    of_lse = np.square((w.p * w.score_error).sum(axis=-1, dtype=np.float64) + exp)
+    of_lse += np.square(UNIT["f32"] * (np.abs(w.base) + natural + 1 + 0.5 * math.sqrt(n)))
+    if numerics.row_sum != "f32":
+        of_lse += np.square(RMS * UNIT[numerics.p]) * spread_over * (problem.visible > 1)
+        of_lse += np.square(step * n / 4) + accumulation(numerics.value_accumulator, n) ** 2
+    of_lse = of_lse * unit**2 + np.square(spacing(lse, numerics.lse) * UNIFORM)
+    return Noise(
+        np.where(good[:, None], np.sqrt(squared) + tail, 0.0),
+        np.where(good, np.sqrt(of_lse), 0.0),
+        np.where(good, 1 / np.maximum(spread_over, 1e-30), 1.0),
+        np.where(good, share, 0.0),
+    )
+
+
+def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
+    """`inputs`: the RMS relative error of a product from rounding its factors."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        s = (problem.q @ problem.keys.T) * F32(problem.scale)
+    s[np.isnan(s)] = -np.inf
+    s[np.arange(s.shape[1]) >= problem.visible[:, None]] = -np.inf
+    base = s.max(axis=-1)
+    base = np.where(np.isfinite(base), base, F32(0))
+    p = np.exp(s - base[:, None])
+    total = np.maximum(p.sum(axis=-1), F32(1e-30))
+    p /= total[:, None]
+    size = np.where(p > 0, np.abs(s), F32(0))
+    of_sum = math.hypot(inputs, accumulation(numerics.score_accumulator, problem.q.shape[1]))
+    error = _root_sum_of_squares(problem.q, problem.keys) * F32(of_sum * problem.scale)
+    error += F32(RMS * UNIT[numerics.scores] + 2 * UNIT["f32"]) * size
+    error += F32(UNIT["f32"]) * np.abs(base)[:, None]
+    return Weights(p, total, base, error)
+
+
+def accumulation(how: str, n: int) -> float:
+    """RMS error of a sum of n terms, relative to the root sum of their squares or, if larger, to the sum itself."""
+    if how == "f16":
+        return UNIT["f16"] * RMS * math.sqrt(n)
+    walk = 0.5 * UNIT["f32"] * math.sqrt(n)
+    return walk + (0.5 * UNIT["f32"] * n / MMA_STEP if how == "mma" else 0.0)
+
+
+def spacing(x: Array, name: str) -> Array:
+    """The distance between neighbours of x, f64, in the format `name`."""
+    exponent = np.frexp(np.where(np.isfinite(x), x, 0.0))[1] - 1
+    return np.maximum(np.ldexp(2 * UNIT[name], exponent), SMALLEST[name])
+
+
+def _coarser(name: str, than: str) -> float:
+    return RMS * UNIT[name] if UNIT[name] > UNIT[than] else 0.0
+
+
+def _root_sum_of_squares(a: Array, b: Array) -> Array:
+    """[R, n] sqrt(sum (a b)^2) of a [R, D] and b [n, D], f32, whatever their size."""
+    sizes = [float(np.abs(x).max(initial=0, where=np.isfinite(x))) or 1.0 for x in (a, b)]
+    squares = [np.square(np.where(np.isfinite(x), x, F32(0)) / F32(s)) for x, s in zip((a, b), sizes, strict=True)]
+    found: Array = np.sqrt(squares[0] @ squares[1].T) * F32(sizes[0]) * F32(sizes[1])
+    return found
