@@ -26,6 +26,7 @@ _HOMES = {
     "expected": "oracle",
     "check": "compare",
     "Verdict": "compare",
+    "Numerics": "numerics",
     "load_case": "exchange",
     "read_case": "exchange",
     "read_result": "exchange",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .geometry import Geometry as Geometry
     from .geometry import Yarn as Yarn
     from .inputs import generate as generate
+    from .numerics import Numerics as Numerics
     from .oracle import expected as expected
     from .paged import Attention as Attention
     from .paged import decode_paged as decode_paged

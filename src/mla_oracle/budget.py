@@ -12,9 +12,11 @@ largest. Of an LSE, its error.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +29,14 @@ from .noise import LONE, Noise, noise
 from .numerics import Numerics
 from .paged import LOG2E
 from .placement import dense_table
+from .shards import shard
 
 # Emulated rows are a sample, and a kernel may add in an order that was not drawn.
 MARGIN = 1.25
 # The upper end of a distribution that few draws show: its mean and this many standard deviations.
 DEVIATIONS = 5.0
 # The least upper end of |error| / RMS: of a root mean square over many columns, of the largest of them, of one number.
-LEAST = {"rms": 1.0, "max": 3.0, "lse": 2.0}
+LEAST = {"rms": 1.0, "max": 3.0, "lse": 4.0}
 WORK = 3e8  # multiply-adds of one emulated kernel; above, rows are sampled
 FINE_WORK = 2e7  # of one whose accumulators are rounded after every step
 DRAWS = 8
@@ -65,11 +68,51 @@ class Budget:
         return found
 
     def allowed(self, truth: Mapping[str, Array]) -> dict[str, Array]:
-        """[*rows] what the budget allows: of out relative to the RMS of the truth's row, of lse absolute."""
-        size = _rms(np.where(np.isfinite(truth["out"]), truth["out"], 0.0))
-        allowed = _rms(self.out_scale) * self.out_rms
-        relative = np.divide(allowed, size, out=np.zeros_like(allowed), where=size > 0)
-        return {"out": relative, "lse": self.lse_scale * self.lse_max}
+        """[*rows] what the budget allows, of what `truth` holds: of out relative to the row's RMS, of lse absolute."""
+        found = {}
+        if "out" in truth:
+            size = _rms(np.where(np.isfinite(truth["out"]), truth["out"], 0.0))
+            allowed = _rms(self.out_scale) * self.out_rms
+            found["out"] = np.divide(allowed, size, out=np.zeros_like(allowed), where=size > 0)
+        if "lse" in truth:
+            found["lse"] = self.lse_scale * self.lse_max
+        return found
+
+    def worst_column(self, out: Array, truth: Array, row: tuple[int, ...]) -> int:
+        """The column of a row of out whose error is largest in units of the scale."""
+        return int(_ratio(out[row], truth[row], self.out_scale[row]).argmax())
+
+
+def budgets(
+    case: PagedCase, numerics: Numerics, kinds: Mapping[str, str], truth: Mapping[str, Array], **how: Any
+) -> dict[str, Budget]:
+    """The budget of each result in `kinds` (name -> dtype): out and lse, and the partial ones of a sharded case."""
+    found: dict[str, Budget] = {}
+    if "out" in kinds or "lse" in kinds:
+        found |= dict.fromkeys(("out", "lse"), budget(case, numerics, truth, **how))
+    if "partial_out" in kinds or "partial_lse" in kinds:
+        own = dataclasses.replace(
+            numerics, out=kinds.get("partial_out", numerics.out), lse=kinds.get("partial_lse", numerics.lse)
+        )
+        ranks = []
+        for s, rank in enumerate(shard(case, dense_table(case))):
+            alone = PagedCase(
+                **rank._asdict(),
+                softmax_scale=case.softmax_scale,
+                head_dim_v=case.head_dim_v,
+                causal=False,
+                lse_base=case.lse_base,
+                empty_lse=case.empty_lse,
+            )
+            rows = alone.q.shape[:-1]
+            partial = {"out": truth["partial_out"][s].reshape(*rows, -1), "lse": truth["partial_lse"][s].reshape(rows)}
+            ranks.append(budget(alone, own, partial, **how))
+        names = ("out_scale", "out_rms", "out_max", "lse_scale", "lse_max")
+        shape = truth["partial_lse"].shape
+        joined = [np.stack([getattr(rank, name) for rank in ranks]) for name in names]
+        joined = [x.reshape(*shape, *x.shape[3:]) if x.ndim == 4 else x.reshape(shape) for x in joined]
+        found |= dict.fromkeys(("partial_out", "partial_lse"), Budget(own, *joined, reason=ranks[0].reason))
+    return found
 
 
 def budget(
@@ -87,7 +130,7 @@ def budget(
     lse = truth["lse"].reshape(len(case.seq_lens), each)
     sequential = numerics.value_accumulator == "f16"
     longest = int(case.seq_lens.max(initial=0))
-    kernels = [choose(numerics, longest, rng, fine=sequential or draw == 0) for draw in range(draws)]
+    kernels = [choose(numerics, longest, rng, turn=draw, fine=sequential or draw == 0) for draw in range(draws)]
     samples = [_sample(case, FINE_WORK if kernel.step else WORK, rng) for kernel in kernels]
     stored = dtypes.name_of(case.q.dtype), dtypes.name_of(case.kv_cache.dtype)
     unit = LOG2E if case.lse_base == "2" else 1.0
@@ -123,13 +166,16 @@ class _Seen:
     rows: int = 0
 
     def add(self, noise: Noise, rows: Array, out: Array, lse: Array, true_out: Array, true_lse: Array) -> None:
-        rows_here = noise.lse[rows] > 0
-        z = _ratio(out, true_out[rows], noise.out[rows])
-        self.kind.append(_kind(noise.keys[rows])[rows_here])
-        self.errors["rms"].append(_rms(z)[rows_here])
-        self.errors["max"].append(z.max(axis=-1, initial=0)[rows_here])
-        self.errors["lse"].append(_ratio(lse, true_lse[rows], noise.lse[rows])[rows_here])
-        self.rows += int(rows_here.sum())
+        measured = noise.lse[rows] > 0
+        where = noise.out[rows] > 0
+        z = np.where(where, _ratio(out, true_out[rows], noise.out[rows]), 0.0)
+        of_lse = _ratio(lse, true_lse[rows], noise.lse[rows])
+        measured &= np.isfinite(z).all(axis=-1) & np.isfinite(of_lse)
+        self.kind.append(_kind(noise.keys[rows])[measured])
+        self.errors["rms"].append(_rms(z)[measured])
+        self.errors["max"].append(z.max(axis=-1, initial=0)[measured])
+        self.errors["lse"].append(of_lse[measured])
+        self.rows += int(measured.sum())
 
     def limits(self, noise: Noise) -> dict[str, Array]:
         """The budget of every row, in units of its noise; rows of a kind not seen get the largest."""
@@ -180,9 +226,12 @@ def _rms(x: Array) -> Array:
 
 
 def _ratio(actual: Array, truth: Array, scale: Array) -> Array:
-    """|actual - truth| / scale; where the scale is 0: 0 if they are the same, else infinite."""
+    """|actual - truth| / scale; where the scale is 0: 0 if actual is the truth as its dtype holds it, else infinity."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        g = widen(actual, np.float64)
-        error = np.abs(g - truth) / scale
-        same = (g == truth) | (np.isnan(g) & np.isnan(truth))
+        g, w = widen(actual, np.float64), np.asarray(truth, np.float64)
+        error = np.abs(g - w) / scale
+        if (scale > 0).all() and not np.isnan(error).any():
+            return error
+        held = widen(dtypes.round_to(w, dtypes.name_of(np.asarray(actual).dtype)), np.float64)
+        same = (g == held) | (np.isnan(g) & np.isnan(w))
         return np.where(scale > 0, np.where(np.isnan(error), np.inf, error), np.where(same, 0.0, np.inf))

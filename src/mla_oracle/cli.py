@@ -46,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--tol", type=float, help="max |g - w| <= TOL * max(max |w|, 1)")
     check.add_argument("--atol", type=float, help="|g - w| <= ATOL + RTOL * |w| for every element")
     check.add_argument("--rtol", type=float)
+    check.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds: a preset, FIELD=VALUE,... or both")
+    check.add_argument("--rules", metavar="NAMES", help="say what other projects' rules say: all, or names joined by +")
 
     explain = commands.add_parser("explain", help="say what a case is, computing nothing")
     explain.add_argument("case", help="a case file, a folder with manifest.json, or an id")
@@ -95,8 +97,11 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
                 args.case, args.out, precision=args.precision, backend=args.backend, out_dtype=args.out_dtype
             )
         case "check":
-            verdict = commands.check(args.case, args.actual, tol=args.tol, atol=args.atol, rtol=args.rtol)
+            how = {name: getattr(args, name) for name in ("tol", "atol", "rtol", "numerics", "rules")}
+            verdict = commands.check(args.case, args.actual, **how)
             _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")
+            for name, rule in verdict["rules"].items():
+                _say(f"rule {name} would {'accept' if rule['accepts'] else 'reject'}: {rule['rule']}")
             for name in verdict["missing"]:
                 _say(f"not judged: {name} is not among the results")
             return int(verdict["verdict"] == "fail"), verdict

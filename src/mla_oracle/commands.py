@@ -71,6 +71,8 @@ def check(
     tol: float | None = None,
     atol: float | None = None,
     rtol: float | None = None,
+    numerics: str | None = None,
+    rules: str | None = None,
 ) -> JSON:
     """The verdict on the results in the file `actual` against the f64 truth of the case."""
     from . import compare
@@ -80,7 +82,8 @@ def check(
     case = load_case(source)
     given = read_result(actual)
     truth = expected(case, precision="f64")
-    verdict: JSON = _plain(compare.check(case, given, truth, tol=tol, atol=atol, rtol=rtol).as_json())
+    how: JSON = {"tol": tol, "atol": atol, "rtol": rtol, "numerics": numerics, "rules": rules}
+    verdict: JSON = _plain(compare.check(case, given, truth, **how).as_json())
     return verdict
 
 

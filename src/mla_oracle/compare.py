@@ -3,43 +3,57 @@
 
     1. shapes and dtypes
     2. non-finite values, before any metric: NaN for a number, a number for NaN, an infinity or its sign
-    3. max |g - w| <= tol * max(max |w|, 1)        over the whole tensor
-    4. |g - w| <= atol + rtol * |w|                element by element
+    3. paged cases: the budget of every row of out and of its LSE, for the numerics declared or inferred (budget.py)
+       other kinds: tolerances derived from the roundings an honest kernel makes (tolerance.py)
 
-Rules 3 and 4 are those asked for; with no tolerance given both are, derived from the roundings an honest kernel makes
-(`rounding`), and rule 4 of out is relative to the element's own row: atol is then tol times the largest |w| of the row.
+A tolerance that is asked for takes the place of 3, and the verdict says so; the budget is then told beside it. Rules
+of other projects (rules.py) that are asked for are told beside it too and decide nothing.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import dtypes
 from .arrays import Array, dtype_name
-from .cases import AppendCase, Case, DenseCase, PagedCase, RopeCase
+from .cases import AppendCase, Case, PagedCase
 from .checks import widen
 from .errors import InputError
 from .locate import first_nonfinite_inputs, locate
+from .tolerance import Tolerance, limits, rounding
+
+if TYPE_CHECKING:
+    from .numerics import Numerics
 
 FLOAT_RESULTS = ("f64", "f32", "bf16", "f16")
-UNIT_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+__all__ = ["Figures", "Verdict", "check", "rounding"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured of one tensor."""
+    """What was measured of one tensor. `worst` is the element that decides: where, actual and expected."""
 
     dtype: str
     max_abs_error: float
     max_abs_expected: float
-    tol: float | None  # of rule 3, None where it was not asked for
-    rtol: float | None  # of rule 4
-    atol: float | str | None
+    max_ulp: int  # in the dtype of the actual
     worst: dict[str, Any]
+    # In a kind with budgets: of the row that is furthest, unless said otherwise.
+    units: float | None = None  # error over budget
+    rows_over: int | None = None  # rows beyond their budget, of all
+    rows: int | None = None
+    error: float | None = None  # of out: RMS over the row's own; of an LSE: absolute
+    allowed: float | None = None  # what of that the budget allows
+    cosine: float | None = None
+    norm_ratio: float | None = None
+    # Where tolerances decide, those that did.
+    tol: float | None = None
+    atol: float | str | None = None
+    rtol: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,8 @@ class Verdict:
     figures: dict[str, Figures] = field(default_factory=dict)
     nonfinite_inputs: list[dict[str, Any]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    numerics: dict[str, str] = field(default_factory=dict)  # what the budget was made for, and who said so
+    rules: dict[str, Any] = field(default_factory=dict)  # what other projects' rules say, where asked for
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -66,15 +82,17 @@ def check(
     tol: float | None = None,
     atol: float | None = None,
     rtol: float | None = None,
+    numerics: Numerics | str | Mapping[str, Any] | None = None,
+    rules: str | tuple[str, ...] | None = None,
 ) -> Verdict:
     """The verdict on `actual`, given the f64 `truth` of the same case.
 
     The first result of the case's kind must be there; the others may be missing and are then named in the verdict.
-    Raises InputError for a missing or unknown tensor, or a tolerance that is negative or not a number.
+    `numerics`: what the kernel rounds, see `numerics.resolve`; None infers it from the dtypes. `rules`: "all", or names
+    of rules.RULES joined by +. Raises InputError for a missing or unknown tensor, a tolerance that is negative or not
+    a number, unknown numerics or rules.
     """
-    for name, value in (("tol", tol), ("atol", atol), ("rtol", rtol)):
-        if value is not None and not 0 <= value < math.inf:
-            raise InputError(f"{name} is {value}, expected 0 or more")
+    asked = Tolerance(tol, atol, rtol).checked()
     for name in actual:
         if name not in truth:
             raise InputError(f"the actual results hold {name}, expected {', '.join(truth)}")
@@ -82,82 +100,34 @@ def check(
     if main not in actual:
         raise InputError(f"the actual results hold no {main}, expected {', '.join(truth)}")
 
-    figures: dict[str, Figures] = {}
-    reasons = []
+    reasons = {}
     for name in truth:
-        if name not in actual:
-            continue
-        reason = _form(name, actual[name], truth[name], case) or _nonfinite(name, actual[name], truth[name], case)
-        if reason is None:
-            figures[name], reason = _measure(name, actual[name], truth[name], case, tol, atol, rtol)
+        if name in actual:
+            reason = _form(name, actual[name], truth[name], case) or _nonfinite(name, actual[name], truth[name], case)
+            if reason is not None:
+                reasons[name] = reason
+    measured = {name: actual[name] for name in truth if name in actual and name not in reasons}
+    judge = _Judge(case, {name: dtypes.name_of(array.dtype) for name, array in measured.items()}, truth, numerics)
+    figures = {}
+    for name, array in measured.items():
+        figures[name], reason = judge.measure(name, array, asked)
         if reason is not None:
-            reasons.append(reason)
+            reasons[name] = reason
+    told = {}
+    if rules is not None:
+        from .rules import told as told_by
+
+        told = told_by(rules, {name: widen(array, np.float64) for name, array in measured.items()}, truth)
     return Verdict(
         case=case.name,
         passed=not reasons,
-        reason="; ".join(reasons) or "within tolerance of the f64 truth",
+        reason="; ".join(reasons[name] for name in truth if name in reasons) or judge.praise(figures, asked),
         figures=figures,
         nonfinite_inputs=first_nonfinite_inputs(case),
         missing=[name for name in truth if name not in actual],
+        numerics=judge.numerics,
+        rules=told,
     )
-
-
-class Rounding(NamedTuple):
-    """The unit roundoffs of an actual's dtype and of the case's coarsest input, and what f32 accumulation may cost."""
-
-    actual: float
-    inputs: float
-    accumulation: float
-
-    @property
-    def row(self) -> float:
-        """Of an element of out, relative to its row: 4 u + accumulation, u the coarser of the two dtypes.
-
-        One rounding of the softmax weights and one of the output, each at most u of the row, doubled because a
-        weight's error is relative to sum p|v| and not to |out|.
-        """
-        return 4 * max(self.actual, self.inputs) + self.accumulation
-
-    @property
-    def lse(self) -> float:
-        """Of an LSE, relative to its size: 4 u of its own dtype + accumulation."""
-        return 4 * self.actual + self.accumulation
-
-    @property
-    def lse_floor(self) -> float:
-        """Of an LSE, absolute: as above, and u of the inputs for weights rounded before they are summed."""
-        return self.lse + self.inputs
-
-
-def rounding(case: Case, dtype: str) -> Rounding:
-    """What an honest kernel that returns `dtype` may round on `case`.
-
-    Sums of D products and of n weighted rows in f32 lose at most (D + n) 2^-24. A case that only moves bytes rounds
-    nothing.
-    """
-    if isinstance(case, AppendCase):
-        return Rounding(0.0, 0.0, 0.0)
-    inputs = max(UNIT_ROUNDOFF.get(dtypes.name_of(tensor.dtype), 0.0) for tensor in case.tensors().values())
-    terms: int
-    if isinstance(case, PagedCase):
-        terms = case.q.shape[-1] + int(case.seq_lens.max(initial=0))
-    elif isinstance(case, DenseCase):
-        terms = sum(case.w_uk.shape[1:]) + len(case.c_kv)
-    else:
-        terms = max(tensor.shape[-1] for tensor in case.tensors().values())
-        if isinstance(case, RopeCase):
-            terms += _angle_terms(case)
-    return Rounding(UNIT_ROUNDOFF[dtype], inputs, terms * 2.0**-24)
-
-
-def _angle_terms(case: RopeCase) -> int:
-    """Units of 2^-24 that an f32 angle may be off by: pair j is 2 j + 2 roundings of position * base^(-2j/n)."""
-    n = case.rotary_dim or case.x.shape[-1]
-    if case.angles == "table" or n < 2 or not len(case.positions):
-        return 0
-    furthest = float(np.abs(case.positions.astype(np.float64)).max())
-    roundings: float = max((2 * j + 2) * furthest * float(case.base) ** (-2 * j / n) for j in range(n // 2))
-    return math.ceil(roundings)
 
 
 def _form(name: str, actual: Array, truth: Array, case: Case) -> str | None:
@@ -171,54 +141,117 @@ def _form(name: str, actual: Array, truth: Array, case: Case) -> str | None:
 
 
 def _nonfinite(name: str, actual: Array, truth: Array, case: Case) -> str | None:
+    from .metrics import nonfinite
+
     g, w = widen(actual, np.float64), widen(truth, np.float64)
-    bad = (np.isfinite(g) != np.isfinite(w)) | (~np.isfinite(w) & ~((g == w) | (np.isnan(g) & np.isnan(w))))
-    if not bad.any():
+    kinds = nonfinite(actual, w, getattr(case, "empty_lse", None) if name.endswith("lse") else None)
+    if not kinds:
         return None
+    bad = ~((g == w) | (np.isnan(g) & np.isnan(w))) & ~(np.isfinite(g) & np.isfinite(w))
     index = tuple(int(i) for i in np.argwhere(bad)[0])
     return (
         f"{name} is {g[index]} where {w[index]} is expected, at {locate(case, name, index)['text']}"
-        f" ({int(bad.sum())} such of {bad.size})"
+        f" ({int(bad.sum())} such of {bad.size}: {', '.join(f'{count} {kind}' for kind, count in kinds.items())})"
     )
 
 
-def _measure(
-    name: str, actual: Array, truth: Array, case: Case, tol: float | None, atol: float | None, rtol: float | None
-) -> tuple[Figures, str | None]:
-    kind = dtypes.name_of(actual.dtype)
-    g, w = widen(actual, np.float64), widen(truth, np.float64)
-    finite = np.isfinite(w)
-    error = np.abs(np.where(finite, g, 0) - np.where(finite, w, 0))
-    size = np.abs(np.where(finite, w, 0))
-    of_row = False
-    floor: Any = atol or 0.0
-    if tol is None and atol is None and rtol is None:
-        honest = rounding(case, kind)
-        of_row = not name.endswith("lse")
-        if of_row:
-            tol = rtol = honest.row
-            floor = honest.row * size.max(axis=-1, keepdims=True, initial=0)
+class _Judge:
+    """Measures results of one case against its truth; makes the budgets the case has, if it has any."""
+
+    def __init__(self, case: Case, kinds: dict[str, str], truth: dict[str, Array], numerics: Any) -> None:
+        self.case, self.truth = case, truth
+        self.budgets: dict[str, Any] = {}
+        self.numerics: dict[str, str] = {}
+        if isinstance(case, PagedCase):
+            from .budget import budgets
+            from .numerics import resolve
+
+            declared = resolve(numerics, case, kinds)
+            self.budgets = budgets(case, declared, kinds, truth)
+            self.numerics = {"origin": declared.origin, "rounds": str(declared)}
+            self.numerics |= {"budget": budget.reason for name, budget in self.budgets.items() if name == "out"}
+        elif numerics is not None:
+            raise InputError(f"numerics is given for a {case.kind} case, expected a paged one")
+
+    def praise(self, figures: dict[str, Figures], asked: Tolerance) -> str:
+        """Why a pass is one."""
+        units = {name: figure.units for name, figure in figures.items() if figure.units is not None}
+        if not units:
+            return "within tolerance of the f64 truth"
+        used = ", ".join(f"{name} {value:.3g}" for name, value in units.items())
+        if asked.asked:
+            return f"within the tolerance asked for; in units of the budget: {used}"
+        return f"within budget of the f64 truth ({used} of it), numerics {self.numerics['origin']}"
+
+    def measure(self, name: str, actual: Array, asked: Tolerance) -> tuple[Figures, str | None]:
+        from .metrics import ulp
+
+        g, w = widen(actual, np.float64), widen(self.truth[name], np.float64)
+        finite = np.isfinite(w)
+        error = np.abs(np.where(finite, g, 0) - np.where(finite, w, 0))
+        size = np.abs(np.where(finite, w, 0))
+        kind = dtypes.name_of(actual.dtype)
+        values: dict[str, Any] = {
+            "dtype": kind,
+            "max_abs_error": float(error.max(initial=0)),
+            "max_abs_expected": float(size.max(initial=0)),
+            "max_ulp": int(ulp(actual, w).max(initial=0)) if kind in FLOAT_RESULTS else 0,
+        }
+        reason = None
+        index: tuple[int, ...] = ()
+        if name in self.budgets:
+            index, budgeted, reason = self._by_budget(name, actual, g, w)
+            values |= budgeted
+        if asked.asked or name not in self.budgets:
+            index, tolerated, reason = _by_tolerance(name, error, g, w, limits(name, size, kind, self.case, asked))
+            values |= tolerated
+        where = locate(self.case, name, index) if error.size else {}
+        values["worst"] = {**where, "actual": float(g[index]), "expected": float(w[index])} if error.size else {}
+        if reason is not None:
+            reason = f"{name} is {g[index]:.9g} where {w[index]:.9g} is expected at {where['text']}: {reason}"
+        return Figures(**values), reason
+
+    def _by_budget(
+        self, name: str, actual: Array, g: Array, w: Array
+    ) -> tuple[tuple[int, ...], dict[str, Any], str | None]:
+        from .metrics import of_rows
+
+        budget = self.budgets[name]
+        result = "lse" if name.endswith("lse") else "out"
+        units = budget.units({result: actual}, {result: w})[result]
+        if not units.size:
+            return (), {"units": 0.0, "rows_over": 0, "rows": 0}, None
+        row = tuple(int(i) for i in np.unravel_index(int(units.argmax()), units.shape))
+        over = int((units > 1).sum())
+        values = {"units": _short(units[row]), "rows_over": over, "rows": int(units.size)}
+        values["allowed"] = _short(budget.allowed({result: w})[result][row])
+        if result == "lse":
+            index = row
+            values["error"] = 0.0 if g[row] == w[row] or np.isnan(w[row]) else _short(abs(g[row] - w[row]))
+            said = f"off by {values['error']:.3g}, the budget allows {values['allowed']:.3g}"
         else:
-            rtol = honest.lse
-            tol = atol = floor = honest.lse_floor
-    whole = math.inf if tol is None else tol * max(size.max(initial=0), 1.0)
-    each = np.inf if atol is None and rtol is None else floor + (rtol or 0.0) * size
-    over = error - np.minimum(whole, each)
+            index = (*row, budget.worst_column(actual, w, row))
+            finite = np.isfinite(w[row])
+            relative, cosine, ratio = (float(x) for x in of_rows(g[row][finite], w[row][finite]))
+            values |= {"error": _short(relative), "cosine": cosine, "norm_ratio": ratio}
+            said = f"its row is off by {relative:.3g} of its size, the budget allows {values['allowed']:.3g}"
+        reason = f"{said}, {values['units']:.3g} times the budget ({over} such rows of {units.size})"
+        return index, values, reason if over else None
+
+
+def _by_tolerance(
+    name: str, error: Array, g: Array, w: Array, limit: Any
+) -> tuple[tuple[int, ...], dict[str, Any], str | None]:
+    over = error - limit.allowed
     index = tuple(int(i) for i in np.unravel_index(int(over.argmax()), over.shape)) if over.size else ()
-    where = locate(case, name, index) if over.size else {}
-    figures = Figures(
-        dtype=kind,
-        max_abs_error=float(error.max(initial=0)),
-        max_abs_expected=float(size.max(initial=0)),
-        tol=tol,
-        rtol=rtol,
-        atol="row" if of_row else atol,
-        worst={**where, "actual": float(g[index]), "expected": float(w[index])} if over.size else {},
-    )
+    values = {"tol": limit.tol, "rtol": limit.rtol, "atol": limit.atol}
     if not (over > 0).any():
-        return figures, None
-    limit = error[index] - over[index]
-    return figures, (
-        f"{name} is {g[index]:.9g} where {w[index]:.9g} is expected (error {error[index]:.3g}, allowed {limit:.3g})"
-        f" at {where['text']} ({int((over > 0).sum())} such of {over.size})"
+        return index, values, None
+    return index, values, (
+        f"error {error[index]:.3g}, allowed {limit.allowed[index]:.3g} ({int((over > 0).sum())} such of {over.size})"
     )
+
+
+def _short(x: Any) -> float:
+    """`x` to three digits: the last bits of a budget depend on the order of a BLAS."""
+    return float(f"{float(x):.3g}")

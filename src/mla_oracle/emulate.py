@@ -58,9 +58,16 @@ class Choices:
     step: int | None  # keys between two roundings of the accumulators; None: a tile
 
 
-def choose(numerics: Numerics, longest: int, rng: np.random.Generator, *, fine: bool = False) -> Choices:
-    """Choices that `numerics` leaves free, for rows of at most `longest` keys; `fine`: the most roundings."""
-    base = numerics.p_base if numerics.p_base != "any" else ("max", "stale", "normalised")[rng.integers(3)]
+def choose(
+    numerics: Numerics, longest: int, rng: np.random.Generator, *, turn: int | None = None, fine: bool = False
+) -> Choices:
+    """Choices that `numerics` leaves free, for rows of at most `longest` keys.
+
+    `turn` goes round the discrete ones, so that a few kernels show all of them. `fine`: the most roundings.
+    """
+    turn = int(rng.integers(6)) if turn is None else turn
+    base = numerics.p_base if numerics.p_base != "any" else ("max", "stale", "normalised")[turn % 3]
+    rounded = turn % 2 == (base == "stale")
     tile = numerics.tile
     if tile is None:
         tile = int(rng.choice(TILES))
@@ -79,7 +86,7 @@ def choose(numerics: Numerics, longest: int, rng: np.random.Generator, *, fine: 
         splits=splits,
         reverse=bool(rng.integers(2)) and numerics.tile is None,
         base=base,
-        sum_rounded=bool(rng.integers(2)) if numerics.row_sum == "any" else numerics.row_sum == "p",
+        sum_rounded=rounded if numerics.row_sum == "any" else numerics.row_sum == "p",
         exp=("exp", "exp2")[rng.integers(2)] if numerics.exp == "any" else numerics.exp,
         step=step if fine or numerics.value_accumulator == "f16" else None,
     )

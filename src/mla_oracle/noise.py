@@ -55,10 +55,11 @@ class Weights(NamedTuple):
 def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Array, lse: Array, unit: float) -> Noise:
     """The noise of a problem with truth out [R, V] and lse [R] in units of `unit` (1, or log2(e) for base 2)."""
     R, n = len(problem.q), len(problem.keys)
-    good = np.isfinite(out).all(axis=-1) & np.isfinite(lse) & (problem.visible > 0)
+    good = np.isfinite(lse) & (problem.visible > 0)
     if not good.any():
         return Noise(np.zeros_like(out), np.zeros(R), np.ones(R), np.zeros(R))
-    out, lse = np.where(good[:, None], out, 0.0), np.where(good, lse, 0.0)
+    finite = good[:, None] & np.isfinite(out)
+    out, lse = np.where(finite, out, 0.0), np.where(good, lse, 0.0)
     rounds = [_coarser(*names) for names in zip((numerics.query, numerics.cache), stored, strict=True)]
     w = _weights(problem, numerics, math.hypot(*rounds))
     squares = np.square(w.p)
@@ -90,7 +91,7 @@ def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Ar
         of_lse += np.square(step * n / 4) + accumulation(numerics.value_accumulator, n) ** 2
     of_lse = of_lse * unit**2 + np.square(spacing(lse, numerics.lse) * UNIFORM)
     return Noise(
-        np.where(good[:, None], np.sqrt(squared) + tail, 0.0),
+        np.where(finite, np.sqrt(squared) + tail, 0.0),
         np.where(good, np.sqrt(of_lse), 0.0),
         np.where(good, 1 / np.maximum(spread_over, 1e-30), 1.0),
         np.where(good, share, 0.0),

@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mla-tol", type=float, metavar="X", help="max |g - w| <= X * max(max |w|, 1)")
     group.addoption("--mla-atol", type=float, metavar="X", help="|g - w| <= ATOL + RTOL * |w|")
     group.addoption("--mla-rtol", type=float, metavar="X", help="|g - w| <= ATOL + RTOL * |w|")
+    group.addoption("--mla-numerics", metavar="SPEC", help="what the kernel rounds: a preset, FIELD=VALUE,... or both")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -35,7 +36,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
     given = {
         option: value
-        for option in ("case", "seed", "tol", "atol", "rtol")
+        for option in ("case", "seed", "tol", "atol", "rtol", "numerics")
         if (value := config.getoption(f"mla_{option}")) is not None
     }
     return f"mla-oracle: {__version__}, " + ", ".join(f"{option} {value}" for option, value in given.items())
@@ -65,8 +66,8 @@ def mla_case(request: pytest.FixtureRequest) -> Any:
 class Oracle:
     """What the fixture `mla_oracle` gives: expected results, and an assertion on actual ones."""
 
-    def __init__(self, tolerances: dict[str, float | None]) -> None:
-        self.tolerances = tolerances
+    def __init__(self, tolerances: dict[str, float | None], numerics: str | None) -> None:
+        self.tolerances, self.numerics = tolerances, numerics
 
     def expected(self, case: Any, *, precision: str = "f64") -> dict[str, Any]:
         """The results of `case` by name."""
@@ -74,15 +75,20 @@ class Oracle:
 
         return expected(case, precision=precision)
 
-    def check(self, case: Any, out: Any, lse: Any = None, **others: Any) -> Any:
-        """Assert that `out` (and `lse`, and other results by name) are right; the verdict."""
+    def check(self, case: Any, out: Any, lse: Any = None, *, numerics: Any = None, **others: Any) -> Any:
+        """Assert that `out` (and `lse`, and other results by name) are right; the verdict.
+
+        `numerics`: what the kernel rounds (numerics.resolve), for the kinds of case that have numerics.
+        """
         __tracebackhide__ = True
         from . import compare
         from .arrays import as_array
 
         given = {case.results[0]: out, "lse": lse, **others}
         actual = {name: as_array(name, value) for name, value in given.items() if value is not None}
-        verdict = compare.check(case, actual, self.expected(case), **self.tolerances)
+        if numerics is None and case.kind == "paged":
+            numerics = self.numerics
+        verdict = compare.check(case, actual, self.expected(case), numerics=numerics, **self.tolerances)
         if not verdict.passed:
             repeat = f"\nthe case again: mla-oracle case {case.id} -o FILE" if case.id else ""
             pytest.fail(f"{verdict.reason}{repeat}", pytrace=False)
@@ -91,5 +97,6 @@ class Oracle:
 
 @pytest.fixture
 def mla_oracle(pytestconfig: pytest.Config) -> Oracle:
-    """The oracle: `check(case, out, lse)` and `expected(case)`, with the tolerances given on the command line."""
-    return Oracle({name: pytestconfig.getoption(f"mla_{name}") for name in ("tol", "atol", "rtol")})
+    """The oracle: `check(case, out, lse)` and `expected(case)`, as the command line says."""
+    tolerances = {name: pytestconfig.getoption(f"mla_{name}") for name in ("tol", "atol", "rtol")}
+    return Oracle(tolerances, pytestconfig.getoption("mla_numerics"))

@@ -23,7 +23,8 @@ OPERATIONS: dict[str, tuple[Any, dict[str, str]]] = {
     "case": (commands.make_case, {"case_id": "case", "out": "out"}),
     "run": (commands.run, {"source": "case", "out": "out", "precision": "precision", "backend": "backend",
                            "out_dtype": "out_dtype"}),
-    "check": (commands.check, {"source": "case", "actual": "actual", "tol": "tol", "atol": "atol", "rtol": "rtol"}),
+    "check": (commands.check, {"source": "case", "actual": "actual", "tol": "tol", "atol": "atol", "rtol": "rtol",
+                               "numerics": "numerics", "rules": "rules"}),
     "explain": (commands.explain, {"source": "case"}),
     "info": (commands.info, {}),
 }
