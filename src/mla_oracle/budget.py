@@ -35,8 +35,10 @@ from .shards import shard
 MARGIN = 1.25
 # The upper end of a distribution that few draws show: its mean and this many standard deviations.
 DEVIATIONS = 5.0
+# The upper end of a number that is a sum of many errors, in units of its RMS.
+MANY = 4.0
 # The least upper end of |error| / RMS: of a root mean square over many columns, of the largest of them, of one number.
-LEAST = {"rms": 1.0, "max": 3.0, "lse": 4.0}
+LEAST = {"rms": 1.0, "max": 3.0, "lse": MANY}
 WORK = 3e8  # multiply-adds of one emulated kernel; above, rows are sampled
 FINE_WORK = 2e7  # of one whose accumulators are rounded after every step
 DRAWS = 8
@@ -182,10 +184,14 @@ class _Seen:
         kinds = _kind(noise.keys)
         kind = np.concatenate(self.kind or [kinds[:0]])
         V = max(1, noise.out.shape[-1])
-        # Few independent roundings may all be at their largest: those of the weights that count, those of the columns.
-        of_weights = noise.of_weights * (np.square(1 + (LONE - 1) / np.sqrt(noise.keys)) - 1)
-        of_columns = (1 - noise.of_weights) * ((1 + (LONE - 1) / math.sqrt(V)) ** 2 - 1)
-        lone = np.sqrt(1 + of_weights + of_columns)
+        # Few independent errors may all be large: roundings of the weights that count and of the columns LONE times
+        # their RMS, scores of the keys that count, themselves sums of many, MANY times.
+        parts = [
+            (noise.of_weights, LONE, np.sqrt(noise.keys)),
+            (noise.of_scores, MANY, np.sqrt(noise.keys)),
+            (1 - noise.of_weights - noise.of_scores, LONE, math.sqrt(V)),
+        ]
+        lone = np.sqrt(sum(share * np.square(1 + (most - 1) / root) for share, most, root in parts))
         found = {}
         for name, errors in self.errors.items():
             z = np.concatenate(errors or [np.zeros(0)])
@@ -213,7 +219,7 @@ def _sample(case: PagedCase, work: float, rng: np.random.Generator) -> dict[int,
 
 
 def _nothing(case: PagedCase) -> Noise:
-    return Noise(np.zeros((0, case.head_dim_v)), np.zeros(0), np.ones(0), np.zeros(0))
+    return Noise(np.zeros((0, case.head_dim_v)), *(np.zeros(0) for _ in Noise._fields[1:]))
 
 
 def _kind(keys: Array) -> Array:

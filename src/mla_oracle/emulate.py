@@ -27,6 +27,7 @@ from .placement import dense_table
 F32 = np.float32
 EXP_ERROR = {"exp": 2.0**-23, "exp2": 2.0**-22, "u20": 2.0**-20}
 MMA_STEP = 16  # products a tensor core adds to its accumulator at a time
+SMALLEST_NORMAL = F32(2.0**-126)
 STALE = 5.5  # how far scores may exceed a maximum that is renewed lazily, natural
 TILES = (16, 32, 64, 96, 128, 256, 1024)
 
@@ -121,7 +122,7 @@ def score(problem: Problem, numerics: Numerics, *, fine: bool) -> Array:
             raw = accumulate(None, q, keys.T, MMA_STEP, numerics.score_accumulator)
         else:
             raw = q @ keys.T
-        scores = narrow(raw * F32(problem.scale), numerics.scores)
+        scores = narrow(narrow(raw, numerics.scores) * F32(problem.scale), numerics.scores)
     unseen = np.arange(len(problem.keys)) >= problem.visible[:, None]
     if unseen.any():
         scores[unseen] = -np.inf
@@ -204,6 +205,7 @@ def _run(
         else:
             p, decay = np.exp(s - base[:, None]), np.exp(top - base)
         p *= 1 + error * (2 * rng.random(p.shape, F32) - 1)
+        p[p < SMALLEST_NORMAL] = 0  # as processors that flush them; and others are slow
         if normalised:
             total = p.sum(1)
             p /= np.where(total == 0, F32(1), total)[:, None]

@@ -31,6 +31,7 @@ SMALLEST = {
 }
 RMS = 0.4247  # sqrt((1 - 1/4) / (6 ln 2))
 LONE = 1 / RMS  # the largest error over the RMS, where one rounding decides
+TINY = 1e-18
 UNIFORM = 1 / math.sqrt(12)  # the RMS of a rounding over the distance of neighbours
 
 
@@ -41,6 +42,7 @@ class Noise(NamedTuple):
     lse: Array  # [N]
     keys: Array  # [N] how many equal weights are as spread as the row's: 1 / sum p^2
     of_weights: Array  # [N] the part of out's mean square that the weights' own roundings make
+    of_scores: Array  # [N] the part that errors of the scores make
 
 
 class Weights(NamedTuple):
@@ -57,12 +59,13 @@ def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Ar
     R, n = len(problem.q), len(problem.keys)
     good = np.isfinite(lse) & (problem.visible > 0)
     if not good.any():
-        return Noise(np.zeros_like(out), np.zeros(R), np.ones(R), np.zeros(R))
+        return Noise(np.zeros_like(out), np.zeros(R), np.ones(R), np.zeros(R), np.zeros(R))
     finite = good[:, None] & np.isfinite(out)
     out, lse = np.where(finite, out, 0.0), np.where(good, lse, 0.0)
     rounds = [_coarser(*names) for names in zip((numerics.query, numerics.cache), stored, strict=True)]
     w = _weights(problem, numerics, math.hypot(*rounds))
     squares = np.square(w.p)
+    squares[w.p < TINY] = 0  # numbers below the normal range slow a BLAS down a hundredfold
     spread_over = squares.sum(axis=-1, dtype=np.float64)
 
     exp = max(EXP_ERROR.values()) if numerics.exp == "any" else EXP_ERROR[numerics.exp]
@@ -72,7 +75,9 @@ def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Ar
         step = step / w.total
     largest = max(float(np.abs(problem.values).max(initial=0)), 1e-30)
     values = np.square(problem.values / F32(largest))  # [n, V]
+    values[values < TINY**2] = 0
     by = [squares * own + np.square(step)[:, None].astype(F32), squares * np.square(w.score_error), squares]
+    by[0][by[0] < TINY**2] = 0
     of_own, of_scores, spread = (np.concatenate(by) @ values).reshape(3, R, -1).astype(np.float64) * largest**2
 
     sums = accumulation(numerics.value_accumulator, n)
@@ -81,7 +86,7 @@ def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Ar
     squared = of_own + of_scores + sums**2 * (np.square(out) + spread)
     squared += np.square(spacing(out, numerics.out) * UNIFORM)
     tail = n * SMALLEST["f32"] * largest  # weights flushed to zero
-    share = of_own.sum(axis=-1) / squared.sum(axis=-1)
+    shares = [part.sum(axis=-1) / squared.sum(axis=-1) for part in (of_own, of_scores)]
 
     natural = np.abs(lse) / unit
     of_lse = np.square((w.p * w.score_error).sum(axis=-1, dtype=np.float64) + exp)
@@ -94,7 +99,7 @@ def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Ar
         np.where(finite, np.sqrt(squared) + tail, 0.0),
         np.where(good, np.sqrt(of_lse), 0.0),
         np.where(good, 1 / np.maximum(spread_over, 1e-30), 1.0),
-        np.where(good, share, 0.0),
+        *(np.where(good, share, 0.0) for share in shares),
     )
 
 
@@ -111,8 +116,9 @@ def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
     p /= total[:, None]
     size = np.where(p > 0, np.abs(s), F32(0))
     of_sum = math.hypot(inputs, accumulation(numerics.score_accumulator, problem.q.shape[1]))
-    error = _root_sum_of_squares(problem.q, problem.keys) * F32(of_sum * problem.scale)
-    error += F32(RMS * UNIT[numerics.scores] + 2 * UNIT["f32"]) * size
+    error = np.hypot(_root_sum_of_squares(problem.q, problem.keys) * F32(problem.scale), size) * F32(of_sum)
+    twice = math.sqrt(2) * RMS * UNIT[numerics.scores]  # before and after the scale
+    error += F32(twice + 2 * UNIT["f32"]) * size
     error += F32(UNIT["f32"]) * np.abs(base)[:, None]
     return Weights(p, total, base, error)
 
@@ -137,7 +143,12 @@ def _coarser(name: str, than: str) -> float:
 
 def _root_sum_of_squares(a: Array, b: Array) -> Array:
     """[R, n] sqrt(sum (a b)^2) of a [R, D] and b [n, D], f32, whatever their size."""
-    sizes = [float(np.abs(x).max(initial=0, where=np.isfinite(x))) or 1.0 for x in (a, b)]
-    squares = [np.square(np.where(np.isfinite(x), x, F32(0)) / F32(s)) for x, s in zip((a, b), sizes, strict=True)]
-    found: Array = np.sqrt(squares[0] @ squares[1].T) * F32(sizes[0]) * F32(sizes[1])
+    squares, size = [], 1.0
+    for x in (a, b):
+        if not np.isfinite(x).all():
+            x = np.where(np.isfinite(x), x, F32(0))
+        largest = max(float(np.abs(x).max(initial=0)), 1e-30)
+        squares.append(np.square(x * F32(1 / largest)))
+        size *= largest
+    found: Array = np.sqrt(squares[0] @ squares[1].T) * F32(size)
     return found

@@ -44,7 +44,7 @@ class Numerics:
     query: str  # the query as it is multiplied
     cache: str  # the latent row as it is multiplied, as key and as value
     score_accumulator: str  # f32: to nearest, any order; mma: f32, steps of 16 truncated, as tensor cores; f16
-    scores: str  # the scores as they are handed to the softmax
+    scores: str  # the scores, before and after they are scaled
     p: str  # the weights as they are multiplied with the values
     p_scale: float  # the weight of the largest score, before it is rounded
     p_base: str  # weights are relative to a running maximum, to one renewed lazily (stale), or divided by their sum
