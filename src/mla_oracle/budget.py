@@ -130,7 +130,7 @@ def budget(
     each = math.prod(shape[1:])
     out = truth["out"].reshape(len(case.seq_lens), each, case.head_dim_v)
     lse = truth["lse"].reshape(len(case.seq_lens), each)
-    sequential = numerics.value_accumulator == "f16"
+    sequential = numerics.value_accumulator in ("f16", "mma-f16")
     longest = int(case.seq_lens.max(initial=0))
     kernels = [choose(numerics, longest, rng, turn=draw, fine=sequential or draw == 0) for draw in range(draws)]
     samples = [_sample(case, FINE_WORK if kernel.step else WORK, rng) for kernel in kernels]

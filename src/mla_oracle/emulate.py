@@ -25,8 +25,8 @@ from .paged import LOG2E
 from .placement import dense_table
 
 F32 = np.float32
-EXP_ERROR = {"exp": 2.0**-23, "exp2": 2.0**-22, "u20": 2.0**-20}
-MMA_STEP = 16  # products a tensor core adds to its accumulator at a time
+EXP_ERROR = {"exp": 2.0**-23, "exp2": 2.0**-22, "u20": 20 * 2.0**-23}
+STEP = {"f32": 1, "f16": 1, "mma": 16, "mma-f16": 16}  # products between two roundings of an accumulator
 SMALLEST_NORMAL = F32(2.0**-126)
 STALE = 5.5  # how far scores may exceed a maximum that is renewed lazily, natural
 TILES = (16, 32, 64, 96, 128, 256, 1024)
@@ -81,7 +81,8 @@ def choose(
     splits = numerics.splits
     if splits is None:
         splits = 1 if base == "normalised" or rng.random() < 0.4 else int(rng.integers(2, 9))
-    step = {"f32": max(1, longest // 2048), "mma": MMA_STEP, "f16": 1}[numerics.value_accumulator]
+    step = max(STEP[numerics.value_accumulator], longest // 2048 if numerics.value_accumulator == "f32" else 1)
+    half = numerics.value_accumulator in ("f16", "mma-f16")
     return Choices(
         tile=max(1, tile),
         splits=splits,
@@ -89,7 +90,7 @@ def choose(
         base=base,
         sum_rounded=rounded if numerics.row_sum == "any" else numerics.row_sum == "p",
         exp=("exp", "exp2")[rng.integers(2)] if numerics.exp == "any" else numerics.exp,
-        step=step if fine or numerics.value_accumulator == "f16" else None,
+        step=step if fine or half else None,
     )
 
 
@@ -118,8 +119,9 @@ def score(problem: Problem, numerics: Numerics, *, fine: bool) -> Array:
     """Scaled scores [R, n] f32, -inf where a row does not see the key."""
     q, keys = problem.q, problem.keys
     with np.errstate(invalid="ignore", over="ignore"):
-        if fine or numerics.score_accumulator == "f16":
-            raw = accumulate(None, q, keys.T, MMA_STEP, numerics.score_accumulator)
+        if fine or numerics.score_accumulator in ("f16", "mma-f16"):
+            step = max(STEP[numerics.score_accumulator], 8)
+            raw = accumulate(None, q, keys.T, step, numerics.score_accumulator)
         else:
             raw = q @ keys.T
         scores = narrow(narrow(raw, numerics.scores) * F32(problem.scale), numerics.scores)
@@ -141,7 +143,7 @@ def accumulate(total: Array | None, a: Array, b: Array, step: int | None, how: s
             total = _truncate(total + part[0].astype(np.float64) @ part[1])
         else:
             total = total + part[0] @ part[1]
-        if how == "f16":
+        if how in ("f16", "mma-f16"):
             total = narrow(total, "f16")
     return total
 

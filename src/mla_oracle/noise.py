@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .arrays import Array
-from .emulate import EXP_ERROR, MMA_STEP, Problem
+from .emulate import EXP_ERROR, STEP, Problem
 from .numerics import Numerics
 from .paged import LOG2E
 
@@ -68,7 +68,7 @@ def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Ar
     squares[w.p < TINY] = 0  # numbers below the normal range slow a BLAS down a hundredfold
     spread_over = squares.sum(axis=-1, dtype=np.float64)
 
-    exp = max(EXP_ERROR.values()) if numerics.exp == "any" else EXP_ERROR[numerics.exp]
+    exp = EXP_ERROR["exp2" if numerics.exp == "any" else numerics.exp]
     own = F32((RMS * UNIT[numerics.p]) ** 2 + exp**2) * (problem.visible > 1)[:, None]  # a lone weight is 1
     step = np.full(R, SMALLEST[numerics.p] * UNIFORM / numerics.p_scale)  # of a weight below the normal range
     if numerics.p_base == "max":
@@ -125,10 +125,10 @@ def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
 
 def accumulation(how: str, n: int) -> float:
     """RMS error of a sum of n terms, relative to the root sum of their squares or, if larger, to the sum itself."""
-    if how == "f16":
-        return UNIT["f16"] * RMS * math.sqrt(n)
+    if how in ("f16", "mma-f16"):
+        return UNIT["f16"] * RMS * math.sqrt(n / STEP[how] + 1)
     walk = 0.5 * UNIT["f32"] * math.sqrt(n)
-    return walk + (0.5 * UNIT["f32"] * n / MMA_STEP if how == "mma" else 0.0)
+    return walk + (0.5 * UNIT["f32"] * n / STEP[how] if how == "mma" else 0.0)
 
 
 def spacing(x: Array, name: str) -> Array:

@@ -24,12 +24,12 @@ ROUNDED = ("f32", "tf32", "bf16", "f16", "e4m3")
 CHOICES: dict[str, tuple[str, ...]] = {
     "query": ROUNDED,
     "cache": ROUNDED,
-    "score_accumulator": ("f32", "mma", "f16"),
+    "score_accumulator": ("f32", "mma", "f16", "mma-f16"),
     "scores": ("f32", "bf16", "f16"),
     "p": ROUNDED,
     "p_base": ("max", "stale", "normalised", "any"),
     "row_sum": ("f32", "p", "any"),
-    "value_accumulator": ("f32", "mma", "f16"),
+    "value_accumulator": ("f32", "mma", "f16", "mma-f16"),
     "out": ("f64", "f32", "bf16", "f16"),
     "lse": ("f64", "f32", "bf16", "f16"),
     "partials": ("f32", "bf16", "f16"),
@@ -43,7 +43,7 @@ class Numerics:
 
     query: str  # the query as it is multiplied
     cache: str  # the latent row as it is multiplied, as key and as value
-    score_accumulator: str  # f32: to nearest, any order; mma: f32, steps of 16 truncated, as tensor cores; f16
+    score_accumulator: str  # f32, f16: rounded to nearest, any order; mma: f32 truncated every 16 products; mma-f16
     scores: str  # the scores, before and after they are scaled
     p: str  # the weights as they are multiplied with the values
     p_scale: float  # the weight of the largest score, before it is rounded
@@ -54,7 +54,7 @@ class Numerics:
     lse: str
     splits: int | None  # runs of keys computed apart and merged by their LSE; None: any number
     partials: str  # the outputs of splits
-    exp: str  # exp: within 2 ULP; exp2: of a score times log2(e), within 2^-22; u20: within 2^-20
+    exp: str  # exp: within 2 ULP; exp2: of a score times log2(e), within 2^-22; u20: within 20 ULP
     tile: int | None  # keys between two looks at the maximum; None: any number
     origin: str = dataclasses.field(default="declared", compare=False)
 
@@ -124,6 +124,7 @@ def resolve(given: Numerics | str | Mapping[str, Any] | None, case: Case, result
     for name in fields:
         if name not in known:
             raise InputError(f"numerics has {name!r}, expected {', '.join(known)}")
+    fields |= {name: getattr(inferred, value) for name, value in fields.items() if value in ("out", "query")}
     origin = given.get("origin", "declared " + ",".join(f"{name}={value}" for name, value in fields.items()))
     fields = {name: value for name, value in fields.items() if not (name in ("out", "lse") and name in results)}
     return dataclasses.replace(inferred, **fields, origin=f"{origin}, the rest inferred from the dtypes")
