@@ -210,7 +210,7 @@ def _run(
         p[p < SMALLEST_NORMAL] = 0  # as processors that flush them; and others are slow
         if normalised:
             total = p.sum(1)
-            p /= np.where(total == 0, F32(1), total)[:, None]
+            p *= (weigh / np.where(total == 0, F32(1), total))[:, None]
         else:
             p *= weigh
         rounded = narrow(p, numerics.p)
@@ -221,7 +221,7 @@ def _run(
         top = new
     empty = total == 0
     safe = np.where(empty, F32(1), total)
-    out = acc if normalised else acc / safe[:, None]
+    out = acc / weigh if normalised else acc / safe[:, None]
     with np.errstate(invalid="ignore"):
         lse = top + np.log(safe if normalised else safe / weigh)
     return out.astype(np.float64), np.where(empty, -np.inf, lse).astype(np.float64)
