@@ -113,7 +113,8 @@ def budgets(
         shape = truth["partial_lse"].shape
         joined = [np.stack([getattr(rank, name) for rank in ranks]) for name in names]
         joined = [x.reshape(*shape, *x.shape[3:]) if x.ndim == 4 else x.reshape(shape) for x in joined]
-        found |= dict.fromkeys(("partial_out", "partial_lse"), Budget(own, *joined, reason=ranks[0].reason))
+        whole = Budget(numerics=own, **dict(zip(names, joined, strict=True)), reason=ranks[0].reason)
+        found |= dict.fromkeys(("partial_out", "partial_lse"), whole)
     return found
 
 
@@ -124,7 +125,13 @@ def budget(
 
     The same for the same seed up to the last bits of BLAS. Of a large case a sample of the rows is emulated.
     """
-    rng = np.random.default_rng(seed)
+    with np.errstate(all="ignore"):  # rows that are not finite are computed and not measured
+        return _budget(case, numerics, truth, draws, np.random.default_rng(seed))
+
+
+def _budget(
+    case: PagedCase, numerics: Numerics, truth: Mapping[str, Array], draws: int, rng: np.random.Generator
+) -> Budget:
     table = dense_table(case)
     shape = case.q.shape[:-1]
     each = math.prod(shape[1:])
@@ -186,7 +193,7 @@ class _Seen:
         V = max(1, noise.out.shape[-1])
         # Few independent errors may all be large: roundings of the weights that count and of the columns LONE times
         # their RMS, scores of the keys that count, themselves sums of many, MANY times.
-        parts = [
+        parts: list[tuple[Array, float, Any]] = [
             (noise.of_weights, LONE, np.sqrt(noise.keys)),
             (noise.of_scores, MANY, np.sqrt(noise.keys)),
             (1 - noise.of_weights - noise.of_scores, LONE, math.sqrt(V)),

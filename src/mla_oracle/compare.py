@@ -169,7 +169,8 @@ class _Judge:
             declared = resolve(numerics, case, kinds)
             self.budgets = budgets(case, declared, kinds, truth)
             self.numerics = {"origin": declared.origin, "rounds": str(declared)}
-            self.numerics |= {"budget": budget.reason for name, budget in self.budgets.items() if name == "out"}
+            if self.budgets:
+                self.numerics["budget"] = next(iter(self.budgets.values())).reason
         elif numerics is not None:
             raise InputError(f"numerics is given for a {case.kind} case, expected a paged one")
 

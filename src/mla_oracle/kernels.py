@@ -70,7 +70,7 @@ KERNELS = {
     "memra": Kernel("memra mla.rs: f32 loops, two passes, exp of f32", {**_F32, "exp": "exp", "splits": 1}),
     "strict": Kernel("mla_oracle.reference, precision f32", {**_F32, "exp": "exp", "splits": 1, "tile": 1}),
     "fast": Kernel(
-        "mla_oracle.fast.paged.decode: f32 within the bound of its docstring; on AMX tiles 2^-18 of the weighted values",
+        "mla_oracle.fast.paged.decode: f32 within the bound of its docstring; AMX: 2^-18 of the weighted values",
         {**_F32, "exp": "u20"},
     ),
     "torch-eager": Kernel(

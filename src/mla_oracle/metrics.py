@@ -7,7 +7,7 @@ A row is the last axis of out. Cosine and norm ratio tell "shrunk" (cosine 1, ra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from . import dtypes
 from .arrays import Array
 from .checks import widen
 
-BITS = {"f64": np.int64, "f32": np.int32, "f16": np.int16, "bf16": np.int16}
+BITS: dict[str, Any] = {"f64": np.int64, "f32": np.int32, "f16": np.int16, "bf16": np.int16}
 
 
 class Metrics(NamedTuple):
@@ -32,7 +32,7 @@ class Metrics(NamedTuple):
 def metrics(actual: Mapping[str, Array], truth: Mapping[str, Array], *, empty_lse: float = -np.inf) -> Metrics:
     """The metrics of actual {"out" [*rows, V], optional "lse"} against the f64 truth of the same shapes."""
     g, w = widen(actual["out"], np.float64), truth["out"]
-    good = (np.isfinite(g) & np.isfinite(w)).all(axis=-1)
+    good: Array = np.all(np.isfinite(g) & np.isfinite(w), axis=-1)
     g, w = np.where(good[..., None], g, 0.0), np.where(good[..., None], w, 0.0)
     relative, cosine, ratio = of_rows(g, w)
     kinds = nonfinite(actual["out"], truth["out"], None)

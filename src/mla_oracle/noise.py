@@ -21,7 +21,6 @@ import numpy as np
 from .arrays import Array
 from .emulate import EXP_ERROR, STEP, Problem
 from .numerics import Numerics
-from .paged import LOG2E
 
 F32 = np.float32
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.0**-4}
@@ -134,7 +133,8 @@ def accumulation(how: str, n: int) -> float:
 def spacing(x: Array, name: str) -> Array:
     """The distance between neighbours of x, f64, in the format `name`."""
     exponent = np.frexp(np.where(np.isfinite(x), x, 0.0))[1] - 1
-    return np.maximum(np.ldexp(2 * UNIT[name], exponent), SMALLEST[name])
+    distance: Array = np.maximum(np.ldexp(2 * UNIT[name], exponent), SMALLEST[name])
+    return distance
 
 
 def _coarser(name: str, than: str) -> float:

@@ -88,7 +88,8 @@ class Oracle:
         actual = {name: as_array(name, value) for name, value in given.items() if value is not None}
         if numerics is None and case.kind == "paged":
             numerics = self.numerics
-        verdict = compare.check(case, actual, self.expected(case), numerics=numerics, **self.tolerances)
+        how: dict[str, Any] = {**self.tolerances, "numerics": numerics}
+        verdict = compare.check(case, actual, self.expected(case), **how)
         if not verdict.passed:
             repeat = f"\nthe case again: mla-oracle case {case.id} -o FILE" if case.id else ""
             pytest.fail(f"{verdict.reason}{repeat}", pytrace=False)
