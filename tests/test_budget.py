@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from mla_oracle import decode_paged
-from mla_oracle.budget import budget, budgets
+from mla_oracle.budget import budget, budgets, emulate
 from mla_oracle.cases import PagedCase
-from mla_oracle.emulate import emulate
 from mla_oracle.fast import isa
 from mla_oracle.inputs import generate
 from mla_oracle.numerics import resolve

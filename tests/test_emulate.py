@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from mla_oracle import dtypes
-from mla_oracle.emulate import accumulate, choose, emulate, narrow
+from mla_oracle.budget import emulate
+from mla_oracle.emulate import accumulate, choose, narrow
 from mla_oracle.inputs import generate
 from mla_oracle.numerics import resolve
 from mla_oracle.oracle import expected

@@ -22,12 +22,12 @@ import numpy as np
 
 from . import dtypes
 from .arrays import Array
-from .cases import PagedCase
+from .cases import Case, PagedCase
 from .checks import widen
-from .emulate import attend, choose, finish, problem_of
-from .noise import LONE, Noise, noise
+from .emulate import choose
+from .noise import LONE, Noise
 from .numerics import Numerics
-from .paged import LOG2E
+from .parts import parts_of
 from .placement import dense_table
 from .shards import shard
 
@@ -86,13 +86,13 @@ class Budget:
 
 
 def budgets(
-    case: PagedCase, numerics: Numerics, kinds: Mapping[str, str], truth: Mapping[str, Array], **how: Any
+    case: Case, numerics: Numerics, kinds: Mapping[str, str], truth: Mapping[str, Array], **how: Any
 ) -> dict[str, Budget]:
     """The budget of each result in `kinds` (name -> dtype): out and lse, and the partial ones of a sharded case."""
     found: dict[str, Budget] = {}
     if "out" in kinds or "lse" in kinds:
-        found |= dict.fromkeys(("out", "lse"), budget(case, numerics, truth, **how))
-    if "partial_out" in kinds or "partial_lse" in kinds:
+        found |= dict.fromkeys(case.results, budget(case, numerics, truth, **how))
+    if isinstance(case, PagedCase) and ("partial_out" in kinds or "partial_lse" in kinds):
         own = dataclasses.replace(
             numerics, out=kinds.get("partial_out", numerics.out), lse=kinds.get("partial_lse", numerics.lse)
         )
@@ -119,9 +119,9 @@ def budgets(
 
 
 def budget(
-    case: PagedCase, numerics: Numerics, truth: Mapping[str, Array], *, draws: int = DRAWS, seed: int = 0
+    case: Case, numerics: Numerics, truth: Mapping[str, Array], *, draws: int = DRAWS, seed: int = 0
 ) -> Budget:
-    """The budget of `case` for a kernel with `numerics`, around its f64 truth {"out", "lse"}.
+    """The budget of `case` for a kernel with `numerics`, around its f64 truth {"out", and "lse" where it has one}.
 
     The same for the same seed up to the last bits of BLAS. Of a large case a sample of the rows is emulated.
     """
@@ -130,40 +130,52 @@ def budget(
 
 
 def _budget(
-    case: PagedCase, numerics: Numerics, truth: Mapping[str, Array], draws: int, rng: np.random.Generator
+    case: Case, numerics: Numerics, truth: Mapping[str, Array], draws: int, rng: np.random.Generator
 ) -> Budget:
-    table = dense_table(case)
-    shape = case.q.shape[:-1]
-    each = math.prod(shape[1:])
-    out = truth["out"].reshape(len(case.seq_lens), each, case.head_dim_v)
-    lse = truth["lse"].reshape(len(case.seq_lens), each)
+    parts = parts_of(case, numerics)
+    out = parts.split(truth["out"])
+    lse = parts.split(truth["lse"]) if "lse" in truth else np.zeros(out.shape[:-1])
     sequential = numerics.value_accumulator in ("f16", "mma-f16")
-    longest = int(case.seq_lens.max(initial=0))
-    kernels = [choose(numerics, longest, rng, turn=draw, fine=sequential or draw == 0) for draw in range(draws)]
-    samples = [_sample(case, FINE_WORK if kernel.step else WORK, rng) for kernel in kernels]
-    stored = dtypes.name_of(case.q.dtype), dtypes.name_of(case.kv_cache.dtype)
-    unit = LOG2E if case.lse_base == "2" else 1.0
+    kernels = [choose(numerics, parts.longest, rng, turn=i, fine=sequential or i == 0) for i in range(draws)]
+    samples = [_sample(parts, FINE_WORK if kernel.step else WORK, rng) for kernel in kernels]
 
-    noises, seen = [], _Seen()
-    for b in range(len(case.seq_lens)):
-        problem = problem_of(case, table, b, numerics)
-        noises.append(noise(problem, numerics, stored, out[b], lse[b], unit))
+    seen = _Seen()
+    found = [np.zeros((parts.count, parts.rows, *more)) for more in ((parts.width,), (), (), (), ())]
+    whole = Noise(*found)
+    for i in range(parts.count):
+        part = parts.open(i)
+        noise = part.noise(out[i], lse[i])
+        for all_parts, of_part in zip(whole, noise, strict=True):
+            all_parts[i] = of_part
         for kernel, sample in zip(kernels, samples, strict=True):
-            rows = sample.get(b)
+            rows = sample.get(i)
             if rows is not None:
-                found = finish(*attend(problem.take(rows), numerics, kernel, rng), case, numerics)
-                seen.add(noises[-1], rows, *found, out[b], lse[b])
-    whole = Noise(*(np.concatenate(parts) for parts in zip(*noises, strict=True))) if noises else _nothing(case)
+                seen.add(noise, rows, *part.run(rows, kernel, rng), out[i], lse[i])
     limits = seen.limits(whole)
     return Budget(
         numerics=numerics,
-        out_scale=whole.out.reshape(*shape, case.head_dim_v),
-        out_rms=limits["rms"].reshape(shape),
-        out_max=limits["max"].reshape(shape),
-        lse_scale=whole.lse.reshape(shape),
-        lse_max=limits["lse"].reshape(shape),
+        out_scale=parts.join(whole.out),
+        out_rms=parts.join(limits["rms"]),
+        out_max=parts.join(limits["max"]),
+        lse_scale=parts.join(whole.lse),
+        lse_max=parts.join(limits["lse"]),
         reason=f"{MARGIN} times the upper end of {seen.rows} rows of {draws} emulated kernels",
     )
+
+
+def emulate(case: Case, numerics: Numerics, rng: np.random.Generator, *, fine: bool = False) -> dict[str, Array]:
+    """The results of one honest kernel for `case`, as f64 arrays that hold what it stores.
+
+    `fine`: with accumulators rounded as often as any kernel does.
+    """
+    parts = parts_of(case, numerics)
+    kernel = choose(numerics, parts.longest, rng, fine=fine)
+    out, lse = np.zeros((parts.count, parts.rows, parts.width)), np.zeros((parts.count, parts.rows))
+    with np.errstate(all="ignore"):
+        for i in range(parts.count):
+            out[i], lse[i] = parts.open(i).run(np.arange(parts.rows), kernel, rng)
+    results = {"out": parts.join(out), "lse": parts.join(lse)}
+    return {name: results[name] for name in case.results}
 
 
 @dataclass
@@ -211,22 +223,17 @@ class _Seen:
         return found
 
 
-def _sample(case: PagedCase, work: float, rng: np.random.Generator) -> dict[int, Array]:
-    """Rows by request, of a sample that costs about `work` multiply-adds: all rows, or some of every request.
+def _sample(parts: Any, work: float, rng: np.random.Generator) -> dict[int, Array]:
+    """Rows by part, of a sample that costs about `work` multiply-adds: all rows, or some of every part.
 
-    Where even four rows of each are too many, every so many-th request in the order of lengths, the longest first.
+    Where even four rows of each are too many, every so many-th part in the order of cost, the dearest first.
     """
-    count = math.prod(case.q.shape[1:-1])
-    cost = case.seq_lens.astype(np.float64) * (case.q.shape[-1] + case.head_dim_v)
-    share = min(1.0, work / max(1.0, float(cost.sum()) * count))
-    take = max(math.ceil(count * share), min(count, 4))
+    cost = parts.cost
+    share = min(1.0, work / max(1.0, float(cost.sum()) * parts.rows))
+    take = max(math.ceil(parts.rows * share), min(parts.rows, 4))
     step = max(1, round(float(cost.sum()) * take / (2 * work)))
     chosen = np.argsort(-cost, kind="stable")[::step]
-    return {int(b): np.sort(rng.choice(count, take, replace=False)) for b in chosen if count}
-
-
-def _nothing(case: PagedCase) -> Noise:
-    return Noise(np.zeros((0, case.head_dim_v)), *(np.zeros(0) for _ in Noise._fields[1:]))
+    return {int(i): np.sort(rng.choice(parts.rows, take, replace=False)) for i in chosen if parts.rows}
 
 
 def _kind(keys: Array) -> Array:

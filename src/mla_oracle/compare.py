@@ -3,7 +3,7 @@
 
     1. shapes and dtypes
     2. non-finite values, before any metric: NaN for a number, a number for NaN, an infinity or its sign
-    3. paged cases: the budget of every row of out and of its LSE, for the numerics declared or inferred (budget.py)
+    3. attention: the budget of every row of out and of its LSE, for the numerics declared or inferred (budget.py)
        other kinds: tolerances derived from the roundings an honest kernel makes (tolerance.py)
 
 A tolerance that is asked for takes the place of 3, and the verdict says so; the budget is then told beside it. Rules
@@ -20,7 +20,7 @@ import numpy as np
 
 from . import dtypes
 from .arrays import Array, dtype_name
-from .cases import AppendCase, Case, PagedCase
+from .cases import AppendCase, Case, DenseCase, PagedCase
 from .checks import widen
 from .errors import InputError
 from .locate import first_nonfinite_inputs, locate
@@ -162,7 +162,7 @@ class _Judge:
         self.case, self.truth = case, truth
         self.budgets: dict[str, Any] = {}
         self.numerics: dict[str, str] = {}
-        if isinstance(case, PagedCase):
+        if isinstance(case, (PagedCase, DenseCase)):
             from .budget import budgets
             from .numerics import resolve
 
@@ -172,7 +172,7 @@ class _Judge:
             if self.budgets:
                 self.numerics["budget"] = next(iter(self.budgets.values())).reason
         elif numerics is not None:
-            raise InputError(f"numerics is given for a {case.kind} case, expected a paged one")
+            raise InputError(f"numerics is given for a {case.kind} case, expected a paged, naive or absorbed one")
 
     def praise(self, figures: dict[str, Figures], asked: Tolerance) -> str:
         """Why a pass is one."""

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One honest kernel: attention with the roundings a Numerics declares, its free choices drawn at random.
 
-    emulate(case, numerics, rng)        {"out": [B, T, H, V], "lse": [B, T, H]}, f64 holding rounded numbers
-
-`Problem` is the attention of some query rows over the keys of one request, `Choices` is what one kernel chose, and
-`attend` computes, as a kernel would: splits, in each an online softmax over tiles of keys, then their merge by LSE.
+`Problem` is the attention of some query rows over one list of keys, `Choices` is what one kernel chose, and `attend`
+computes, as a kernel would: splits, in each an online softmax over tiles of keys, then their merge by LSE.
 Rows are vectorised, tiles are a loop. What is f32 in a kernel is f32 here; BLAS adds in an order of its own.
 """
 
@@ -19,10 +17,8 @@ import numpy as np
 
 from . import dtypes
 from .arrays import Array
-from .cases import PagedCase
 from .numerics import Numerics
 from .paged import LOG2E
-from .placement import dense_table
 
 F32 = np.float32
 EXP_ERROR = {"exp": 2.0**-23, "exp2": 2.0**-22, "u20": 20 * 2.0**-23}
@@ -33,7 +29,7 @@ TILES = (16, 32, 64, 96, 128, 256, 1024)
 
 
 class Problem(NamedTuple):
-    """Query rows over the keys of one request, as a kernel multiplies them."""
+    """Query rows over their keys, as a kernel multiplies them."""
 
     q: Array  # [R, D] f32
     keys: Array  # [n, D] f32
@@ -57,6 +53,7 @@ class Choices:
     sum_rounded: bool
     exp: str
     step: int | None  # keys between two roundings of the accumulators; None: a tile
+    naive: bool  # of the dense forms, which both compute the same function: the naive one
 
 
 def choose(
@@ -91,6 +88,7 @@ def choose(
         sum_rounded=rounded if numerics.row_sum == "any" else numerics.row_sum == "p",
         exp=("exp", "exp2")[rng.integers(2)] if numerics.exp == "any" else numerics.exp,
         step=step if fine or half else None,
+        naive=turn // 2 % 2 == 0,
     )
 
 
@@ -225,62 +223,3 @@ def _run(
     with np.errstate(invalid="ignore"):
         lse = top + np.log(safe if normalised else safe / weigh)
     return out.astype(np.float64), np.where(empty, -np.inf, lse).astype(np.float64)
-
-
-def problem_of(case: PagedCase, table: Array, request: int, numerics: Numerics) -> Problem:
-    """The problem of one request, its rows in the order [T, H]; `table` is `placement.dense_table(case)`."""
-    q = case.q if case.q.ndim == 4 else case.q[:, None]
-    _, T, H, D = q.shape
-    block = case.kv_cache.shape[1]
-    n = int(case.seq_lens[request])
-    j = np.arange(n)
-    with np.errstate(invalid="ignore", over="ignore"):
-        keys = case.kv_cache[table[request, j // block], j % block].astype(F32)
-        rows = q[request].reshape(T * H, D).astype(F32)
-    if dtypes.name_of(q.dtype) != numerics.query:
-        rows = narrow(rows, numerics.query)
-    if dtypes.name_of(case.kv_cache.dtype) != numerics.cache:
-        keys = narrow(keys, numerics.cache)
-    values = keys[:, : case.head_dim_v]
-    if not np.isfinite(values).all():
-        values = np.where(np.isfinite(values), values, F32(0))
-    seen = np.maximum(n - T + 1 + np.arange(T), 0) if case.causal else np.full(T, n)
-    return Problem(rows, keys, values, np.repeat(seen, H), case.softmax_scale, _owned(case, j))
-
-
-def _owned(case: PagedCase, tokens: Array) -> list[Array] | None:
-    """The tokens of every rank that has some, where the case says who owns which."""
-    if case.shards == 1:
-        return None
-    size = max(1, -(-len(tokens) // case.shards))
-    interleaved = case.shard_layout == "interleaved"
-    ranks = [tokens[s :: case.shards] if interleaved else tokens[s * size : (s + 1) * size] for s in range(case.shards)]
-    return [rank for rank in ranks if len(rank)] or [tokens]
-
-
-def finish(out: Array, lse: Array, case: PagedCase, numerics: Numerics) -> tuple[Array, Array]:
-    """Results as they are stored: out and lse (natural, -inf for an empty row) rounded, lse in the case's base."""
-    unit = LOG2E if case.lse_base == "2" else 1.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        out = dtypes.round_to(out, numerics.out).astype(np.float64)
-        lse = dtypes.round_to((lse * unit).astype(F32).astype(np.float64), numerics.lse).astype(np.float64)
-    return out, np.where(np.isneginf(lse), case.empty_lse, lse)
-
-
-def emulate(case: PagedCase, numerics: Numerics, rng: np.random.Generator, *, fine: bool = False) -> dict[str, Array]:
-    """The results of one honest kernel for `case`, as f64 arrays that hold what it stores."""
-    rows = case.q.shape[:-1]
-    choices = choose(numerics, int(case.seq_lens.max(initial=0)), rng, fine=fine)
-    table = dense_table(case)
-    outs, lses = [], []
-    with np.errstate(all="ignore"):
-        for b in range(len(case.seq_lens)):
-            problem = problem_of(case, table, b, numerics)
-            out, lse = finish(*attend(problem, numerics, choices, rng), case, numerics)
-            outs.append(out)
-            lses.append(lse)
-    empty = np.zeros((0, case.head_dim_v))
-    return {
-        "out": np.concatenate(outs or [empty]).reshape(*rows, case.head_dim_v),
-        "lse": np.concatenate(lses or [empty[:, 0]]).reshape(rows),
-    }

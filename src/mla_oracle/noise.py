@@ -53,16 +53,21 @@ class Weights(NamedTuple):
     score_error: Array  # [R, n]
 
 
-def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Array, lse: Array, unit: float) -> Noise:
-    """The noise of a problem with truth out [R, V] and lse [R] in units of `unit` (1, or log2(e) for base 2)."""
+def noise(
+    problem: Problem, numerics: Numerics, of_products: float, of_values: float, out: Array, lse: Array, unit: float
+) -> Noise:
+    """The noise of a problem with truth out [R, V] and lse [R] in units of `unit` (1, or log2(e) for base 2).
+
+    `of_products`, `of_values`: the relative RMS error that the problem's arrays have from rounding, of a product of q
+    and key, and of a value.
+    """
     R, n = len(problem.q), len(problem.keys)
     good = np.isfinite(lse) & (problem.visible > 0)
     if not good.any():
         return Noise(np.zeros_like(out), np.zeros(R), np.ones(R), np.zeros(R), np.zeros(R))
     finite = good[:, None] & np.isfinite(out)
     out, lse = np.where(finite, out, 0.0), np.where(good, lse, 0.0)
-    rounds = [_coarser(*names) for names in zip((numerics.query, numerics.cache), stored, strict=True)]
-    w = _weights(problem, numerics, math.hypot(*rounds))
+    w = _weights(problem, numerics, of_products)
     squares = np.square(w.p)
     squares[w.p < TINY] = 0  # numbers below the normal range slow a BLAS down a hundredfold
     spread_over = squares.sum(axis=-1, dtype=np.float64)
@@ -81,7 +86,7 @@ def noise(problem: Problem, numerics: Numerics, stored: tuple[str, str], out: Ar
 
     sums = accumulation(numerics.value_accumulator, n)
     partials = 0.0 if numerics.partials == "f32" else RMS * UNIT[numerics.partials]
-    sums = math.hypot(sums, partials, rounds[1], 4 * UNIT["f32"])
+    sums = math.hypot(sums, partials, of_values, 4 * UNIT["f32"])
     squared = of_own + of_scores + sums**2 * (np.square(out) + spread)
     squared += np.square(spacing(out, numerics.out) * UNIFORM)
     tail = n * SMALLEST["f32"] * largest  # weights flushed to zero
@@ -137,7 +142,8 @@ def spacing(x: Array, name: str) -> Array:
     return distance
 
 
-def _coarser(name: str, than: str) -> float:
+def coarser(name: str, than: str) -> float:
+    """The RMS error of rounding numbers of the format `than` to `name`."""
     return RMS * UNIT[name] if UNIT[name] > UNIT[than] else 0.0
 
 

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A case in parts that are emulated alone: the requests of a paged case, the heads of a dense one.
+
+    parts = parts_of(case, numerics)        how many, how many rows each, what a row costs
+    part = parts.open(3)                    its arrays in the dtypes a kernel multiplies
+    part.run(rows, choices, rng)            what one honest kernel returns for some of its rows
+    part.noise(out, lse)                    the noise around the truth of all of them
+
+A dense part is computed in either form, as `choices.naive` says: keys and values decompressed and rounded, or the query
+absorbed and rounded, and the latent output rounded before it is projected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cached_property
+
+import numpy as np
+
+from . import dtypes
+from .arrays import Array
+from .cases import Case, DenseCase, PagedCase
+from .emulate import Choices, Problem, accumulate, attend, narrow
+from .errors import InputError
+from .noise import RMS, UNIT, Noise, accumulation, coarser, noise
+from .numerics import Numerics
+from .paged import LOG2E
+from .placement import dense_table
+
+F32 = np.float32
+
+
+def parts_of(case: Case, numerics: Numerics) -> Requests | Heads:
+    """The parts of a case that has numerics. Raises InputError for one that has none."""
+    match case:
+        case PagedCase():
+            return Requests(case, numerics)
+        case DenseCase():
+            return Heads(case, numerics)
+    raise InputError(f"a {case.kind} case has no numerics, expected a paged, naive or absorbed one")
+
+
+class Requests:
+    """The parts of a paged case, rows [T, H] each."""
+
+    def __init__(self, case: PagedCase, numerics: Numerics) -> None:
+        self.case, self.numerics = case, numerics
+        self.shape = case.q.shape[:-1]
+        self.width = case.head_dim_v
+        self.count, self.rows = len(case.seq_lens), math.prod(self.shape[1:])
+        self.cost = case.seq_lens.astype(np.float64) * (case.q.shape[-1] + case.head_dim_v)
+        self.longest = int(case.seq_lens.max(initial=0))
+        self.table = dense_table(case)
+
+    def split(self, rows: Array) -> Array:
+        """[*shape, ...] -> [count, rows, ...]"""
+        return rows.reshape(self.count, self.rows, *rows.shape[len(self.shape) :])
+
+    def join(self, rows: Array) -> Array:
+        return rows.reshape(*self.shape, *rows.shape[2:])
+
+    def open(self, request: int) -> Request:
+        case, numerics = self.case, self.numerics
+        q = case.q if case.q.ndim == 4 else case.q[:, None]
+        _, T, H, D = q.shape
+        block = case.kv_cache.shape[1]
+        n = int(case.seq_lens[request])
+        j = np.arange(n)
+        keys = _as_multiplied(case.kv_cache[self.table[request, j // block], j % block], numerics.cache)
+        rows = _as_multiplied(q[request].reshape(T * H, D), numerics.query)
+        values = _finite(keys[:, : case.head_dim_v])
+        seen = np.maximum(n - T + 1 + np.arange(T), 0) if case.causal else np.full(T, n)
+        visible = np.repeat(seen, H)
+        return Request(Problem(rows, keys, values, visible, case.softmax_scale, _owned(case, j)), case, numerics)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request of a paged case."""
+
+    problem: Problem
+    case: PagedCase
+    numerics: Numerics
+
+    def run(self, rows: Array, choices: Choices, rng: np.random.Generator) -> tuple[Array, Array]:
+        """(out [R, V], lse [R]) as they are stored, in the case's base and with its value of an empty row."""
+        out, lse = attend(self.problem.take(rows), self.numerics, choices, rng)
+        lse = _stored((lse * self.unit).astype(F32).astype(np.float64), self.numerics.lse)
+        return _stored(out, self.numerics.out), np.where(np.isneginf(lse), self.case.empty_lse, lse)
+
+    def noise(self, out: Array, lse: Array) -> Noise:
+        numerics, case = self.numerics, self.case
+        query = coarser(numerics.query, dtypes.name_of(case.q.dtype))
+        cache = coarser(numerics.cache, dtypes.name_of(case.kv_cache.dtype))
+        return noise(self.problem, numerics, math.hypot(query, cache), cache, out, lse, self.unit)
+
+    @property
+    def unit(self) -> float:
+        return LOG2E if self.case.lse_base == "2" else 1.0
+
+
+class Heads:
+    """The parts of a dense case, rows [t_q] each."""
+
+    def __init__(self, case: DenseCase, numerics: Numerics) -> None:
+        self.case, self.numerics = case, numerics
+        t_q, self.count, P = case.q_nope.shape
+        R, L, self.width = case.k_pe.shape[1], case.c_kv.shape[1], case.w_uv.shape[1]
+        self.rows, self.shape = t_q, (t_q, self.count)
+        self.longest = len(case.c_kv)
+        of_row = self.longest * (2 * L + P + 2 * R + self.width)
+        self.cost = np.full(self.count, of_row + self.longest * L * (P + self.width) / max(t_q, 1), np.float64)
+
+    def split(self, rows: Array) -> Array:
+        """[t_q, H, ...] -> [H, t_q, ...]"""
+        return rows.swapaxes(0, 1)
+
+    join = split
+
+    def open(self, head: int) -> Head:
+        return Head(self.case, self.numerics, head)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """One head of a dense case."""
+
+    case: DenseCase
+    numerics: Numerics
+    head: int
+
+    def run(self, rows: Array, choices: Choices, rng: np.random.Generator) -> tuple[Array, Array]:
+        """(out [R, V] as it is stored, zeros)."""
+        problem = (self.naive if choices.naive else self.absorbed).take(rows)
+        out, _ = attend(problem, self.numerics, choices, rng)
+        if not choices.naive:
+            latent = narrow(out.astype(F32), self.numerics.query)
+            out = accumulate(None, latent, self.array("w_uv").T, None, self.numerics.value_accumulator)
+        return _stored(out.astype(np.float64), self.numerics.out), np.zeros(len(rows))
+
+    def noise(self, out: Array, lse: Array) -> Noise:
+        """As of a naive kernel, with the roundings that an absorbed one makes instead beside it."""
+        numerics, case = self.numerics, self.case
+        L = case.c_kv.shape[1]
+        query = coarser(numerics.query, dtypes.name_of(case.q_nope.dtype))
+        projected = math.hypot(_relative(numerics.query), _relative(numerics.cache), 0.5 * UNIT["f32"] * math.sqrt(L))
+        decompressed = math.hypot(_relative(numerics.cache), 0.5 * UNIT["f32"] * math.sqrt(L))
+        found = noise(self.naive, numerics, math.hypot(query, projected), decompressed, out, lse, 1.0)
+        # Of an absorbed kernel: rounding of the latent output, and the sums of its projection.
+        p = np.exp(_scores(self.absorbed))
+        latent = (p @ self.absorbed.values) / np.maximum(p.sum(-1), F32(1e-30))[:, None]
+        size = np.sqrt(np.square(latent) @ np.square(self.array("w_uv")).T).astype(np.float64)
+        of_latent = math.hypot(_relative(numerics.query), accumulation(numerics.value_accumulator, L), UNIT["f32"])
+        extra = np.where(found.out > 0, size * of_latent, 0.0)
+        whole = np.hypot(found.out, extra)
+        kept = np.square(found.out).sum(-1) / np.maximum(np.square(whole).sum(-1), 1e-300)
+        return found._replace(out=whole, of_weights=found.of_weights * kept, of_scores=found.of_scores * kept)
+
+    def array(self, name: str) -> Array:
+        """The tensor `name` of this head, f32 in the dtype it is multiplied in."""
+        tensor = getattr(self.case, name)
+        if name in ("q_nope", "q_pe"):
+            return _as_multiplied(tensor[:, self.head], self.numerics.query)
+        return _as_multiplied(tensor[self.head] if name.startswith("w_") else tensor, self.numerics.cache)
+
+    @cached_property
+    def naive(self) -> Problem:
+        c_kv = self.array("c_kv")
+        nope = narrow(c_kv @ self.array("w_uk").T, self.numerics.cache)
+        values = narrow(c_kv @ self.array("w_uv").T, self.numerics.cache)
+        keys = np.concatenate([nope, self.array("k_pe")], axis=1)
+        return self._problem(np.concatenate([self.array("q_nope"), self.array("q_pe")], axis=1), keys, values)
+
+    @cached_property
+    def absorbed(self) -> Problem:
+        latent = narrow(self.array("q_nope") @ self.array("w_uk"), self.numerics.query)
+        c_kv = self.array("c_kv")
+        keys = np.concatenate([c_kv, self.array("k_pe")], axis=1)
+        return self._problem(np.concatenate([latent, self.array("q_pe")], axis=1), keys, c_kv)
+
+    def _problem(self, q: Array, keys: Array, values: Array) -> Problem:
+        case = self.case
+        t_q, t_kv = len(case.q_nope), len(case.c_kv)
+        scale = case.softmax_scale
+        if scale is None:
+            scale = 1 / math.sqrt(case.q_nope.shape[2] + case.q_pe.shape[2])
+        return Problem(q, keys, _finite(values), t_kv - t_q + 1 + np.arange(t_q), scale)
+
+
+def _scores(problem: Problem) -> Array:
+    """[R, n] f32 scores below their largest, -inf where a row does not see the key."""
+    s = (problem.q @ problem.keys.T) * F32(problem.scale)
+    s[np.isnan(s) | (np.arange(s.shape[1]) >= problem.visible[:, None])] = -np.inf
+    return s - np.where(np.isfinite(top := s.max(-1)), top, F32(0))[:, None]
+
+
+def _owned(case: PagedCase, tokens: Array) -> list[Array] | None:
+    """The tokens of every rank that has some, where the case says who owns which."""
+    if case.shards == 1:
+        return None
+    size = max(1, -(-len(tokens) // case.shards))
+    interleaved = case.shard_layout == "interleaved"
+    ranks = [tokens[s :: case.shards] if interleaved else tokens[s * size : (s + 1) * size] for s in range(case.shards)]
+    return [rank for rank in ranks if len(rank)] or [tokens]
+
+
+def _as_multiplied(stored: Array, name: str) -> Array:
+    """f32 `stored`, rounded to `name` where it is of another dtype."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide: Array = stored.astype(F32)
+    return wide if dtypes.name_of(stored.dtype) == name else narrow(wide, name)
+
+
+def _finite(values: Array) -> Array:
+    return values if np.isfinite(values).all() else np.where(np.isfinite(values), values, F32(0))
+
+
+def _stored(x: Array, name: str) -> Array:
+    """f64 `x` as a result of dtype `name` holds it."""
+    held: Array = dtypes.round_to(x, name).astype(np.float64)
+    return held
+
+
+def _relative(name: str) -> float:
+    """The RMS error of rounding to `name`; 0 where that is f32, which sums account for."""
+    return 0.0 if name == "f32" else RMS * UNIT[name]
+
