@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mla_oracle import decode_paged
+from mla_oracle import Geometry, attend_absorbed, attend_naive, decode_paged
 from mla_oracle.budget import budget, budgets, emulate
 from mla_oracle.cases import PagedCase
 from mla_oracle.fast import isa
@@ -213,3 +213,59 @@ def test_every_rank_of_a_sharded_case_has_its_budgets() -> None:
     assert (found["partial_out"].units(wrong, partial)["out"][2, 1] > 1).all()
     narrow = {"out": truth["partial_out"].astype(np.float32).astype(ml_dtypes.bfloat16)}
     assert found["partial_out"].units(narrow, partial)["out"].max() < 2
+
+
+# --- the dense forms
+
+
+def dense_kernel(case, naive: bool, dtype: str):
+    """A honest kernel of either form whose activations, weights and intermediate results have `dtype`."""
+    a = {name: tensor.astype(np.float32) for name, tensor in case.tensors().items()}
+    t_q, t_kv = len(a["q_nope"]), len(a["c_kv"])
+    scale = np.float32(case.softmax_scale or (a["q_nope"].shape[2] + a["q_pe"].shape[2]) ** -0.5)
+    hidden = np.arange(t_kv) > t_kv - t_q + np.arange(t_q)[:, None]
+    outs = []
+    for h in range(a["w_uk"].shape[0]):
+        if naive:
+            nope = honest.narrowed(a["c_kv"] @ a["w_uk"][h].T, dtype)
+            q, values = a["q_nope"][:, h], honest.narrowed(a["c_kv"] @ a["w_uv"][h].T, dtype)
+        else:
+            nope, values = a["c_kv"], a["c_kv"]
+            q = honest.narrowed(a["q_nope"][:, h] @ a["w_uk"][h], dtype)
+        s = np.where(hidden, -np.inf, (q @ nope.T + a["q_pe"][:, h] @ a["k_pe"].T) * scale)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        out = honest.narrowed(p / p.sum(-1, keepdims=True), dtype) @ values
+        outs.append(out if naive else honest.narrowed(out, dtype) @ a["w_uv"][h].T)
+    return {"out": np.stack(outs, 1).astype(honest.NARROW[dtype])}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("naive", [True, False])
+def test_either_dense_form_is_honest_for_either_kind_of_case(naive: bool, dtype: str) -> None:
+    shapes = [(2, 3, 2, 4, 6), (4, 24, 8, 32, 64), (2, 128, 64, 128, 512), (3, 8, 0, 8, 16)]
+    for seed, (H, P, R, V, L) in enumerate(shapes):
+        for kind in ("naive", "absorbed"):
+            case = generate(
+                f"{kind}:heads={H},nope={P},rope={R},value={V},rank={L},queries=3,cached={4 + 40 * seed},"
+                f"dtype={dtype},seed={seed}"
+            )
+            truth = expected(case)
+            numerics = resolve(None, case, {"out": dtype})
+            allowed = budget(case, numerics, truth)
+            found = dense_kernel(case, naive, dtype)
+            assert allowed.units(found, truth)["out"].max() <= 1, case.id
+            assert allowed.units(emulate(case, numerics, np.random.default_rng(seed)), truth)["out"].max() <= 1
+            assert allowed.units({"out": truth["out"] * 1.05}, truth)["out"].max() > 2
+            assert allowed.units({"out": np.roll(truth["out"], 1, axis=1)}, truth)["out"].min() > 1
+
+
+def test_our_own_dense_forms_stay_inside() -> None:
+    for kind, attend in (("naive", attend_naive), ("absorbed", attend_absorbed)):
+        case = generate(f"{kind}:geometry=deepseek-v2-lite,queries=2,cached=60,inputs=xorshift,seed=42")
+        for backend in ("strict", "fast"):
+            out = attend(
+                Geometry.preset("deepseek-v2-lite"),
+                case.q_nope, case.q_pe, case.c_kv, case.k_pe, case.w_uk, case.w_uv,
+                softmax_scale=case.softmax_scale, backend=backend,
+            )  # fmt: skip
+            assert worst(case, {"out": out})["out"] <= 1

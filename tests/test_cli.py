@@ -85,6 +85,20 @@ def test_a_wrong_element_is_exit_1_and_named(tmp_path: Path, case_file: Path, re
     assert "request 2, query 1, head 3, column 7, token 16" in words
 
 
+def test_numerics_are_declared_and_rules_told(tmp_path: Path, case_file: Path, result_file: Path) -> None:
+    result = dict(read_result(result_file))
+    result["out"] = result["out"].astype(np.float16).astype(np.float32)
+    write_result(tmp_path / "half", result, {})
+    code, verdict, words = run("check", case_file, tmp_path / "half")
+    assert code == 1 and "numerics inferred from the dtypes" in words
+    code, verdict, words = run("check", case_file, tmp_path / "half", "--numerics", "memra,value_accumulator=mma-f16")
+    assert code == 0 and verdict["numerics"]["origin"].startswith("preset memra, declared value_accumulator=mma-f16")
+    code, verdict, words = run("check", case_file, tmp_path / "half", "--rules", "nmse+seed")
+    assert code == 1 and verdict["rules"]["nmse"]["accepts"] and "rule nmse would accept: NMSE <= 5e-4" in words
+    code, answer, _ = run("check", case_file, result_file, "--numerics", "memra2")
+    assert code == 2 and answer["error"]["message"].startswith("numerics is 'memra2', expected field=value or one of")
+
+
 def test_zeros_fail(tmp_path: Path, case_file: Path, result_file: Path) -> None:
     zeros = {"out": np.zeros_like(read_result(result_file)["out"])}
     write_result(tmp_path / "zeros", zeros, {})

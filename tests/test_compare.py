@@ -147,6 +147,48 @@ def test_only_the_rules_asked_for_apply(case, truth) -> None:
             compare.check(case, off, truth, tol=bad)
 
 
+def test_the_verdict_says_what_it_was_made_for_and_by_how_much(case, truth) -> None:
+    good = {"out": truth["out"].astype(np.float32), "lse": truth["lse"].astype(np.float32)}
+    v = compare.check(case, good, truth)
+    assert v.reason.startswith("within budget of the f64 truth (out 0.") and "inferred from the dtypes" in v.reason
+    assert "p=f32" in v.numerics["rounds"] and "emulated kernels" in v.numerics["budget"]
+    figures = v.figures["out"]
+    assert 0 < figures.units < 1 and figures.rows_over == 0 and figures.rows == 4 * 2 * 4
+    assert figures.error < figures.allowed < 1e-4 and figures.tol is None
+
+    v = compare.check(case, {**good, "out": good["out"] * np.float32(0.9)}, truth, numerics="strict")
+    figures = v.figures["out"]
+    assert not v.passed and figures.rows_over == 20 and figures.units > 100  # 12 rows are empty
+    assert figures.error == pytest.approx(0.1, rel=1e-2) and figures.norm_ratio == pytest.approx(0.9)
+    assert figures.cosine == pytest.approx(1)
+    assert "its row is off by 0.1 of its size, the budget allows " in v.reason
+    assert v.reason.endswith("numerics preset strict, the rest inferred from the dtypes")
+
+
+def test_a_tolerance_that_is_asked_for_decides_and_the_budget_is_told(case, truth) -> None:
+    off = {**truth, "out": truth["out"] + 1e-3}
+    v = compare.check(case, off, truth, atol=1.1e-3)
+    assert v.passed and v.reason.startswith("within the tolerance asked for; in units of the budget: out ")
+    assert v.figures["out"].units > 10 and v.figures["out"].atol == 1.1e-3
+    assert "1e-3" not in compare.check(case, off, truth).reason
+
+
+def test_rules_of_others_are_told_and_decide_nothing(case, truth) -> None:
+    off = {**truth, "out": truth["out"] * 1.005}
+    v = compare.check(case, off, truth, rules="nmse+seed")
+    assert not v.passed
+    assert v.rules["nmse"]["accepts"] and not v.rules["seed"]["accepts"]
+    assert compare.check(case, truth, truth, rules="all").passed
+    with pytest.raises(InputError, match="rule is 'x'"):
+        compare.check(case, truth, truth, rules="x")
+
+
+def test_a_kind_without_numerics_takes_none() -> None:
+    case = generate("merge:")
+    with pytest.raises(InputError, match="numerics is given for a merge case"):
+        compare.check(case, expected(case), expected(case), numerics="strict")
+
+
 def test_the_default_tolerances_are_their_expressions(case) -> None:
     sums = (72 + 300) * 2.0**-24
     assert compare.rounding(case, "f32").row == compare.rounding(case, "f32").lse == 4 * 2.0**-24 + sums

@@ -23,7 +23,9 @@ def test_a_narrow_cache_means_weights_of_its_dtype_and_tensor_cores(case) -> Non
     numerics = infer(case, BF16)
     assert (numerics.p, numerics.cache, numerics.value_accumulator) == ("bf16", "bf16", "mma")
     wide = infer(generate(ID), {"out": "bf16"})
-    assert (wide.p, wide.cache, wide.value_accumulator, wide.out) == ("f32", "f32", "f32", "bf16")
+    assert (wide.p, wide.cache, wide.value_accumulator, wide.out) == ("bf16", "f32", "mma", "bf16")
+    wide = infer(generate(ID), {"out": "f32"})
+    assert (wide.p, wide.cache, wide.value_accumulator, wide.out) == ("f32", "f32", "f32", "f32")
 
 
 @pytest.mark.parametrize("name", KERNELS)

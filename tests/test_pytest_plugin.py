@@ -50,6 +50,25 @@ def test_the_tolerance_is_an_option(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("--mla-tol=0").assert_outcomes(failed=7)
 
 
+def test_numerics_are_declared_for_all_tests_or_for_one(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        def test_kernel(mla_case, mla_oracle):
+            out, lse = mla_oracle.expected(mla_case).values()
+            out = out.astype("float16").astype("float32")
+            mla_oracle.check(mla_case, out, lse)
+    """)
+    pytester.runpytest_subprocess().assert_outcomes(failed=7)
+    pytester.runpytest_subprocess("--mla-numerics", "value_accumulator=f16").assert_outcomes(passed=7)
+    pytester.makepyfile("""
+        def test_kernel(mla_case, mla_oracle):
+            out, lse = mla_oracle.expected(mla_case).values()
+            mla_oracle.check(mla_case, out.astype("float16").astype("float32"), lse, numerics="value_accumulator=f16")
+            if mla_case.kind == "paged":
+                assert mla_oracle.check(mla_case, out, lse).numerics["origin"].startswith("preset strict")
+    """)
+    pytester.runpytest_subprocess("--mla-numerics=strict").assert_outcomes(passed=7)
+
+
 def test_bad_input_is_an_error_with_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(RIGHT)
     result = pytester.runpytest_subprocess("--mla-case", "paged:heads=0")

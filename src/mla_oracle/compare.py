@@ -121,7 +121,8 @@ def check(
     return Verdict(
         case=case.name,
         passed=not reasons,
-        reason="; ".join(reasons[name] for name in truth if name in reasons) or judge.praise(figures, asked),
+        reason="; ".join([reasons[name] for name in truth if name in reasons] + judge.blame(reasons, figures, asked))
+        or judge.praise(figures, asked),
         figures=figures,
         nonfinite_inputs=first_nonfinite_inputs(case),
         missing=[name for name in truth if name not in actual],
@@ -183,6 +184,11 @@ class _Judge:
         if asked.asked:
             return f"within the tolerance asked for; in units of the budget: {used}"
         return f"within budget of the f64 truth ({used} of it), numerics {self.numerics['origin']}"
+
+    def blame(self, reasons: dict[str, str], figures: dict[str, Figures], asked: Tolerance) -> list[str]:
+        """What a failed budget was made for."""
+        failed = any(name in self.budgets and name in figures for name in reasons) and not asked.asked
+        return [f"numerics {self.numerics['origin']}"] if failed else []
 
     def measure(self, name: str, actual: Array, asked: Tolerance) -> tuple[Figures, str | None]:
         from .metrics import ulp

@@ -77,25 +77,26 @@ class Numerics:
 def infer(case: Case, results: Mapping[str, str]) -> Numerics:
     """What a kernel for `case` that returns results of these dtypes (by name) is taken to round, if it says nothing.
 
-    It multiplies what the case stores and accumulates in f32. Weights meet 16-bit values as the values' dtype, on
-    tensor cores; their base, their sum, the function exp, tiles and splits are free.
+    It multiplies what the case stores and accumulates in f32, on tensor cores where its weights have 16 bits: as the
+    cache has, or as out has, if either. The weights' base, their sum, the function exp, tiles and splits are free.
     """
     stored = _stored(case)
     query, cache = (name if name in ROUNDED else "f32" for name in stored)
-    narrow = cache in ("bf16", "f16")
     out = results.get("out", "f32")
+    p = next((name for name in (cache, out) if name in ("bf16", "f16")), "f32")
+    sums = "f32" if p == "f32" else "mma"
     shards = isinstance(case, PagedCase) and case.shards > 1
     partials = results.get("partial_out", out) if shards else "f32"
     return Numerics(
         query=query,
         cache=cache,
-        score_accumulator="mma" if narrow else "f32",
+        score_accumulator=sums,
         scores="f32",
-        p=cache if narrow else "f32",
+        p=p,
         p_scale=1.0,
         p_base="any",
         row_sum="any",
-        value_accumulator="mma" if narrow else "f32",
+        value_accumulator=sums,
         out=out,
         lse=results.get("lse", "f32"),
         splits=None,
