@@ -215,9 +215,10 @@ class _Seen:
         for name, errors in self.errors.items():
             z = np.concatenate(errors or [np.zeros(0)])
             upper = np.full(int(kinds.max(initial=0)) + 1, np.nan)
-            for k in np.unique(kind):
+            for k in range(len(upper)):
                 of_kind = z[kind == k]
-                upper[k] = max(of_kind.max(), of_kind.mean() + DEVIATIONS * of_kind.std())
+                if of_kind.size:
+                    upper[k] = max(of_kind.max(), of_kind.mean() + DEVIATIONS * of_kind.std())
             upper = np.where(np.isnan(upper), np.nanmax(upper) if len(z) else 0.0, upper)
             found[name] = MARGIN * np.maximum(upper[kinds], LEAST[name] * (lone if name != "lse" else 1.0))
         return found
