@@ -165,6 +165,17 @@ def test_the_verdict_says_what_it_was_made_for_and_by_how_much(case, truth) -> N
     assert v.reason.endswith("numerics preset strict, the rest inferred from the dtypes")
 
 
+def test_a_row_that_sees_nothing_is_exact_and_the_words_say_so(case, truth) -> None:
+    out = truth["out"].copy()
+    out[0, 1, 2, 5] = 1e-30
+    v = compare.check(case, {**truth, "out": out}, truth)
+    assert not v.passed and v.reason.startswith(
+        "out is 1e-30 where 0 is expected at request 0, query 1, head 2, column 5: "
+        "nothing is computed in this row, so that it is exact (1 such rows of 32)"
+    )
+    assert v.as_json()["figures"]["out"]["units"] == math.inf
+
+
 def test_a_tolerance_that_is_asked_for_decides_and_the_budget_is_told(case, truth) -> None:
     off = {**truth, "out": truth["out"] + 1e-3}
     v = compare.check(case, off, truth, atol=1.1e-3)

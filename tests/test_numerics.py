@@ -28,6 +28,12 @@ def test_a_narrow_cache_means_weights_of_its_dtype_and_tensor_cores(case) -> Non
     assert (wide.p, wide.cache, wide.value_accumulator, wide.out) == ("f32", "f32", "f32", "f32")
 
 
+def test_a_query_of_more_bits_is_rounded_to_meet_the_cache(case) -> None:
+    wide = dataclasses.replace(case, q=case.q.astype("float32"))
+    assert infer(wide, BF16).query == "bf16"
+    assert infer(dataclasses.replace(case, q=case.q.astype("float16")), BF16).query == "f16"
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_preset_has_a_source_and_reads_back(case, name: str) -> None:
     numerics = resolve(name, case, BF16)

@@ -201,7 +201,7 @@ class _Seen:
     def limits(self, noise: Noise) -> dict[str, Array]:
         """The budget of every row, in units of its noise; rows of a kind not seen get the largest."""
         kinds = _kind(noise.keys)
-        kind = np.concatenate(self.kind or [kinds[:0]])
+        kind = np.concatenate([np.zeros(0, kinds.dtype), *self.kind])
         V = max(1, noise.out.shape[-1])
         # Few independent errors may all be large: roundings of the weights that count and of the columns LONE times
         # their RMS, scores of the keys that count, themselves sums of many, MANY times.
@@ -213,7 +213,7 @@ class _Seen:
         lone = np.sqrt(sum(share * np.square(1 + (most - 1) / root) for share, most, root in parts))
         found = {}
         for name, errors in self.errors.items():
-            z = np.concatenate(errors or [np.zeros(0)])
+            z = np.concatenate([np.zeros(0), *errors])
             upper = np.full(int(kinds.max(initial=0)) + 1, np.nan)
             for k in range(len(upper)):
                 of_kind = z[kind == k]

@@ -242,7 +242,10 @@ class _Judge:
             relative, cosine, ratio = (float(x) for x in of_rows(g[row][finite], w[row][finite]))
             values |= {"error": _short(relative), "cosine": cosine, "norm_ratio": ratio}
             said = f"its row is off by {relative:.3g} of its size, the budget allows {values['allowed']:.3g}"
-        reason = f"{said}, {values['units']:.3g} times the budget ({over} such rows of {units.size})"
+        said += f", {values['units']:.3g} times the budget"
+        if values["units"] == np.inf:
+            said = "nothing is computed in this row, so that it is exact"
+        reason = f"{said} ({over} such rows of {units.size})"
         return index, values, reason if over else None
 
 

@@ -31,6 +31,7 @@ SMALLEST = {
 RMS = 0.4247  # sqrt((1 - 1/4) / (6 ln 2))
 LONE = 1 / RMS  # the largest error over the RMS, where one rounding decides
 TINY = 1e-18
+BLOCK = 1 << 24  # scores at a time
 UNIFORM = 1 / math.sqrt(12)  # the RMS of a rounding over the distance of neighbours
 
 
@@ -61,50 +62,53 @@ def noise(
     `of_products`, `of_values`: the relative RMS error that the problem's arrays have from rounding, of a product of q
     and key, and of a value.
     """
-    R, n = len(problem.q), len(problem.keys)
-    good = np.isfinite(lse) & (problem.visible > 0)
-    if not good.any():
-        return Noise(np.zeros_like(out), np.zeros(R), np.ones(R), np.zeros(R), np.zeros(R))
-    finite = good[:, None] & np.isfinite(out)
-    out, lse = np.where(finite, out, 0.0), np.where(good, lse, 0.0)
-    w = _weights(problem, numerics, of_products)
-    squares = np.square(w.p)
-    squares[w.p < TINY] = 0  # numbers below the normal range slow a BLAS down a hundredfold
-    spread_over = squares.sum(axis=-1, dtype=np.float64)
-
-    exp = EXP_ERROR["exp2" if numerics.exp == "any" else numerics.exp]
-    own = F32((RMS * UNIT[numerics.p]) ** 2 + exp**2) * (problem.visible > 1)[:, None]  # a lone weight is 1
-    step = np.full(R, SMALLEST[numerics.p] * UNIFORM / numerics.p_scale)  # of a weight below the normal range
-    if numerics.p_base == "max":
-        step = step / w.total
+    n, V = len(problem.keys), problem.values.shape[1]
     largest = max(float(np.abs(problem.values).max(initial=0)), 1e-30)
     values = np.square(problem.values / F32(largest))  # [n, V]
     values[values < TINY**2] = 0
-    by = [squares * own + np.square(step)[:, None].astype(F32), squares * np.square(w.score_error), squares]
-    by[0][by[0] < TINY**2] = 0
-    of_own, of_scores, spread = (np.concatenate(by) @ values).reshape(3, R, -1).astype(np.float64) * largest**2
-
+    exp = EXP_ERROR["exp2" if numerics.exp == "any" else numerics.exp]
     sums = accumulation(numerics.value_accumulator, n)
     partials = 0.0 if numerics.partials == "f32" else RMS * UNIT[numerics.partials]
-    sums = math.hypot(sums, partials, of_values, 4 * UNIT["f32"])
-    squared = of_own + of_scores + sums**2 * (np.square(out) + spread)
-    squared += np.square(spacing(out, numerics.out) * UNIFORM)
-    tail = n * SMALLEST["f32"] * largest  # weights flushed to zero
-    shares = [part.sum(axis=-1) / squared.sum(axis=-1) for part in (of_own, of_scores)]
+    of_sums = math.hypot(sums, partials, of_values, 4 * UNIT["f32"])
 
-    natural = np.abs(lse) / unit
-    of_lse = np.square((w.p * w.score_error).sum(axis=-1, dtype=np.float64) + exp)
-    of_lse += np.square(UNIT["f32"] * (np.abs(w.base) + natural + 1 + 0.5 * math.sqrt(n)))
-    if numerics.row_sum != "f32":
-        of_lse += np.square(RMS * UNIT[numerics.p]) * spread_over * (problem.visible > 1)
-        of_lse += np.square(step * n / 4) + accumulation(numerics.value_accumulator, n) ** 2
-    of_lse = of_lse * unit**2 + np.square(spacing(lse, numerics.lse) * UNIFORM)
-    return Noise(
-        np.where(finite, np.sqrt(squared) + tail, 0.0),
-        np.where(good, np.sqrt(of_lse), 0.0),
-        np.where(good, 1 / np.maximum(spread_over, 1e-30), 1.0),
-        *(np.where(good, share, 0.0) for share in shares),
-    )
+    found = Noise(np.zeros_like(out), *(np.full(len(out), x) for x in (0.0, 1.0, 0.0, 0.0)))
+    measured = np.flatnonzero(np.isfinite(lse) & (problem.visible > 0))
+    size = max(1, BLOCK // max(n, 1))
+    for i in range(0, len(measured), size):
+        rows = measured[i : i + size]
+        finite = np.isfinite(out[rows])
+        w, of_row = np.where(finite, out[rows], 0.0), problem.take(rows)
+        weights = _weights(of_row, numerics, of_products)
+        squares = np.square(weights.p)
+        squares[weights.p < TINY] = 0  # numbers below the normal range slow a BLAS down a hundredfold
+        spread_over = squares.sum(axis=-1, dtype=np.float64)
+        step = np.full(len(rows), SMALLEST[numerics.p] * UNIFORM / numerics.p_scale)  # of a weight that small
+        if numerics.p_base == "max":
+            step = step / weights.total
+        several = of_row.visible > 1  # a lone weight is 1
+        own = ((RMS * UNIT[numerics.p]) ** 2 + exp**2) * several
+
+        both = np.concatenate([squares * np.square(weights.score_error), squares]) @ values
+        of_scores, spread = both.reshape(2, -1, V).astype(np.float64) * largest**2
+        all_values = values.sum(axis=0, dtype=np.float64) * largest**2
+        of_own = own[:, None] * spread + np.square(step)[:, None] * all_values
+        squared = of_own + of_scores + of_sums**2 * (np.square(w) + spread)
+        squared += np.square(spacing(w, numerics.out) * UNIFORM)
+        tail = n * SMALLEST["f32"] * largest  # weights flushed to zero
+        found.out[rows] = np.where(finite, np.sqrt(squared) + tail, 0.0)
+
+        natural = np.abs(lse[rows]) / unit
+        of_lse = np.square((weights.p * weights.score_error).sum(axis=-1, dtype=np.float64) + exp)
+        of_lse += np.square(UNIT["f32"] * (np.abs(weights.base) + natural + 1 + 0.5 * math.sqrt(n)))
+        if numerics.row_sum != "f32":
+            of_lse += np.square(RMS * UNIT[numerics.p]) * spread_over * several
+            of_lse += np.square(step * n / 4) + sums**2
+        found.lse[rows] = np.sqrt(of_lse * unit**2 + np.square(spacing(lse[rows], numerics.lse) * UNIFORM))
+        found.keys[rows] = 1 / np.maximum(spread_over, 1e-30)
+        found.of_weights[rows], found.of_scores[rows] = (
+            part.sum(axis=-1) / squared.sum(axis=-1) for part in (of_own, of_scores)
+        )
+    return found
 
 
 def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:

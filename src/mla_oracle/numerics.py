@@ -78,10 +78,12 @@ def infer(case: Case, results: Mapping[str, str]) -> Numerics:
     """What a kernel for `case` that returns results of these dtypes (by name) is taken to round, if it says nothing.
 
     It multiplies what the case stores and accumulates in f32, on tensor cores where its weights have 16 bits: as the
-    cache has, or as out has, if either. The weights' base, their sum, the function exp, tiles and splits are free.
+    cache has, or as out has, if either. A query of more bits than the cache is rounded to meet it. The weights' base,
+    their sum, the function exp, tiles and splits are free.
     """
     stored = _stored(case)
     query, cache = (name if name in ROUNDED else "f32" for name in stored)
+    query = cache if query == "f32" else query
     out = results.get("out", "f32")
     p = next((name for name in (cache, out) if name in ("bf16", "f16")), "f32")
     sums = "f32" if p == "f32" else "mma"
