@@ -10,6 +10,11 @@ constexpr int THREADS = 128;        // of a block
 constexpr int WARPS = THREADS / WARP;
 constexpr int TILE = WARP;          // keys whose weights are formed together, one a lane
 
+constexpr int WIDEST = 4096;        // elements of a key or a value, by gpu/layout.py
+
+// The most shared memory that a launch of `kernel` may ask for, in bytes; gpu/resources.py reads it back.
+#define DYNAMIC_SMEM(kernel, bytes) extern "C" __device__ unsigned kernel##_smem = bytes;
+
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 

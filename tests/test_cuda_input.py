@@ -12,7 +12,7 @@ from kernel_cases import BACKENDS
 from problems import dense, paged
 
 import mla_oracle
-from mla_oracle import InputError, MissingError, UnsupportedError, Yarn, backends, cli, expected, generate
+from mla_oracle import InputError, MissingError, UnsupportedError, Yarn, backends, cli, dtypes, expected, generate, rope
 from mla_oracle.gpu import forms
 from mla_oracle.gpu.machine import Buffer
 
@@ -76,7 +76,7 @@ def test_the_two_ends_of_the_absorbed_form(backend, dtype):
     assert_close(mla_oracle.up_project(*ends, backend=backend), mla_oracle.up_project(*ends, precision="f64"))
 
 
-@pytest.mark.parametrize("angles", mla_oracle.rope.ANGLES)
+@pytest.mark.parametrize("angles", rope.ANGLES)
 @pytest.mark.parametrize("rotate", [mla_oracle.rope_interleaved, mla_oracle.rope_neox])
 def test_rope(backend, rotate, angles):
     x = np.random.default_rng(0).standard_normal((3, 2, 12)).astype(np.float16)
@@ -92,7 +92,7 @@ def test_rope(backend, rotate, angles):
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_append_and_merge(backend, dtype):
     rng = np.random.default_rng(0)
-    number = mla_oracle.dtypes.dtype(dtype)
+    number = dtypes.dtype(dtype)
     rows = rng.standard_normal((3, 6)).astype(number)
     caches = [np.full((3, 2, 4, 6), 7, number)[:, 1] for _ in range(2)]
     for cache, name in zip(caches, ("strict", backend), strict=True):

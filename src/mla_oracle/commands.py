@@ -122,8 +122,8 @@ def mutants_table(source: str | None = None) -> str:
     return catalogue.table(catalogue.describe() if source is None else catalogue.shown(load_case(source)))
 
 
-def info() -> JSON:
-    """The installation: versions, file schemas, where the C++ header is."""
+def info(*, cuda: bool = False) -> JSON:
+    """The installation: versions, file schemas, where the C++ header is; with `cuda`, the driver and its devices."""
     import platform
 
     import ml_dtypes

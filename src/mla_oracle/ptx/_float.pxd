@@ -6,7 +6,8 @@
 # rounded once. Hardware differs by what the ISA states: 2 ulp for ex2 and div.full, 1 for rcp, 2^-22.9 relative for
 # rsqrt, 2^-22 absolute for lg2 near 1, 2^-20.5 absolute for sin and cos in [-pi, pi].
 from libc.math cimport copysign, cos, exp2, fabs, fma, fmaf, log2, sin, sqrt, sqrtf, tanh
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from mla_oracle.ptx._block cimport Instr
 from mla_oracle.ptx._formats cimport narrow, quiet, to_bits, widen
@@ -55,6 +56,18 @@ cdef inline double greater_double(double a, double b) noexcept nogil:
     return -lesser_double(-a, -b)
 
 
+cdef inline double odd_sum(double p, double c) noexcept nogil:
+    """p + c for a second rounding: where it is inexact, the neighbour with an odd last bit, which no tie mistakes."""
+    cdef double s = p + c, part = s - p, rest = (p - (s - part)) + (c - part)
+    cdef int64_t bits
+    if rest != 0 and rest == rest:
+        memcpy(&bits, &s, 8)
+        if not bits & 1:
+            bits += 1 if (rest > 0) == (s > 0) else -1
+            memcpy(&s, &bits, 8)
+    return s
+
+
 cdef inline void half_arithmetic(const Instr* i, uint16_t* d, uint8_t** args, Py_ssize_t n) noexcept nogil:
     """9.7.4: f16 and bf16, one or two (x2) per lane: exact in double, then rounded once."""
     cdef int op = i.op, format = i.kind
@@ -77,7 +90,7 @@ cdef inline void half_arithmetic(const Instr* i, uint16_t* d, uint8_t** args, Py
         elif op == MUL_H:
             x = x * widen(b[k], format)
         elif op == FMA_H:
-            x = x * widen(b[k], format) + widen(c[k], format)
+            x = odd_sum(x * widen(b[k], format), widen(c[k], format))
         elif op == MIN_H:
             x = lesser(<float>x, widen(b[k], format), nan_wins)
         elif op == MAX_H:

@@ -65,7 +65,7 @@ class Interpreter:
     def __init__(self, arch: str = "sm_80", checks: bool = True, threads: int | None = None):
         self.arch, self.checks, self.threads = arch, checks, threads
         self.memory = Memory()
-        self._texts: dict[str, str] = {}
+        self._texts: dict[tuple[object, ...], str] = {}
         self._modules: dict[str, tuple[Module, dict[str, Allocation]]] = {}
         self._kernels: dict[tuple[str, str], InterpretedKernel] = {}
 
@@ -82,20 +82,15 @@ class Interpreter:
         """The kernel `name` of cuda/`file`, compiled once with these macros and kept."""
         from mla_oracle.gpu import cache, sources
 
-        options = [f"-D{macro}={value}" for macro, value in defines.items()]
-        key = " ".join([file, *options])
-        if key not in self._modules:
-            compiled = cache.compile(sources.flatten(file), self.arch, name=file, options=options)
-            return self.load(compiled.ptx, name, file=file, key=key)
-        return self.load("", name, file=file, key=key)
+        text = (file, *defines.items())
+        if text not in self._texts:
+            options = [f"-D{macro}={value}" for macro, value in defines.items()]
+            self._texts[text] = cache.compile(sources.flatten(file), self.arch, name=file, options=options).ptx
+        return self.load(self._texts[text], name, file=file)
 
-    def load(self, ptx: str, name: str, *, file: str = "", key: str = "") -> InterpretedKernel:
-        """The kernel `name` of a PTX text. `file` is what messages call its source where .loc does not say.
-
-        `key` names a text that was loaded before.
-        """
-        key = key or file or ptx
-        if key not in self._modules:
+    def load(self, ptx: str, name: str, *, file: str = "") -> InterpretedKernel:
+        """The kernel `name` of a PTX text. `file` is what messages call its source where .loc does not say."""
+        if ptx not in self._modules:
             module = parse(ptx)
             variables = {}
             for variable in module.memory:
