@@ -13,7 +13,7 @@ from libc.string cimport memset
 from mla_oracle.fast._plan cimport Job, round_up
 from mla_oracle.fast._tasks cimport RELAXED, fetch_add, take_part
 from mla_oracle.fast._tiles cimport (
-    COLUMNS, LANES, LINE, VALUE_HEADS, Ahead, real, splat, stored_real, values, vec,
+    COLUMNS, KEYS, LANES, LINE, PAIR, VALUE_HEADS, Ahead, real, splat, stored_real, values, vec,
 )
 from mla_oracle.reference._common cimport STORED_F32, STORED_F64
 
@@ -31,11 +31,13 @@ cdef void absorb_head(
     cdef const stored_real* rows[STREAMS]
     cdef real p[STREAMS][VALUE_HEADS]
     cdef real tail[STREAMS][COLUMNS]
+    cdef real zeros[COLUMNS]
     cdef real one[VALUE_HEADS]
     cdef Py_ssize_t T = q_nope.shape[0], P = w_uk.shape[0], L = w_uk.shape[1], o_stride = round_up(L, COLUMNS)
     cdef Py_ssize_t t = 0, first, n, k, i, column
     cdef Ahead nothing
     nothing.n = nothing.row = 0
+    memset(zeros, 0, sizeof(zeros))
     for i in range(VALUE_HEADS):
         one[i] = 1
     while t < T:
@@ -43,9 +45,11 @@ cdef void absorb_head(
         first = 0
         while first < P:
             n = min(STREAMS, P - first)
-            for k in range(n):
+            for k in range(STREAMS):
                 for i in range(VALUE_HEADS):
-                    p[k][i] = q_nope[t + i, first + k] if t + i < T else 0
+                    p[k][i] = q_nope[t + i, first + k] if t + i < T and k < n else 0
+            for k in range(n, STREAMS):
+                rows[k] = zeros
             column = 0
             while column < L:
                 for k in range(n):
@@ -54,7 +58,7 @@ cdef void absorb_head(
                         for i in range(COLUMNS):
                             tail[k][i] = rows[k][i] if column + i < L else 0
                         rows[k] = <const stored_real*>&tail[k][0]
-                values(rows, n, 0, &p[0][0], VALUE_HEADS, one, o + column, o_stride, &nothing)
+                values(rows, round_up(n, KEYS), 0, &p[0][0], VALUE_HEADS, one, o + column, o_stride, &nothing)
                 column += COLUMNS
             first += STREAMS
         for i in range(min(VALUE_HEADS, T - t)):
@@ -173,7 +177,7 @@ def attend(
     job.table_strides[0], job.table_strides[1], job.seq_stride = 0, 0, 0
     job.kv_itemsize = sizeof(real)
     job.q_dtype = job.kv_dtype = STORED_F64 if sizeof(real) == 8 else STORED_F32
-    job.direct, job.causal = True, True
+    job.direct, job.causal = job.D % PAIR == 0 and job.D_kv % PAIR == 0, True
     job.scale, job.empty_lse = <real>softmax_scale, 0
     job.counters, job.out, job.lse = &counters[0], &o_lat[0, 0, 0], &lse[0, 0]
     with nogil:

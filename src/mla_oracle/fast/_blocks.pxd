@@ -10,11 +10,11 @@ from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
 from mla_oracle.fast._plan cimport (
-    GROUP, PARTIAL_ROWS, Group, Job, Work, advance, state_size, visible, width_at,
+    GROUP, PARTIAL_ROWS, Group, Job, Work, advance, round_up, state_size, visible, width_at,
 )
 from mla_oracle.fast._tiles cimport (
-    COLUMNS, LANES, LINE, NARROW_TOKENS, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
-    Ahead, fetch_lines, narrow_scores, real, splat, stored_real, values, vec, weight_of, where_greater,
+    COLUMNS, KEYS, LANES, LINE, NARROW_TOKENS, PAIR, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
+    Ahead, fetch_lines, narrow_scores, real, splat, stored_pair, stored_real, values, vec, weight_of, where_greater,
     wide_scores,
 )
 from mla_oracle.fast._widen cimport widen
@@ -25,7 +25,7 @@ cdef extern from * nogil:
 
 
 cdef inline void load_queries(const Job* job, Work* w, const Group* g) noexcept nogil:
-    cdef Py_ssize_t lane = 0, width, j, i, r, d, d0
+    cdef Py_ssize_t lane = 0, width, j, i, k, r, d, D = round_up(job.D, PAIR)
     cdef real* q = w.q
     while lane < g.lanes:
         width = width_at(lane, g.lanes)
@@ -34,16 +34,21 @@ cdef inline void load_queries(const Job* job, Work* w, const Group* g) noexcept 
                 r = g.row0 + lane + j * LANES + i
                 if r < g.row0 + g.rows:
                     widen(job.q + g.b * job.q_strides[0] + r // job.H * job.q_strides[1]
-                          + r % job.H * job.q_strides[2], job.q_dtype, w.q_rows + i * job.D, job.D)
+                          + r % job.H * job.q_strides[2], job.q_dtype, w.q_rows + i * D, job.D)
                 else:
-                    memset(w.q_rows + i * job.D, 0, job.D * sizeof(real))
-            d0 = 0
-            while d0 < job.D:
-                for i in range(LANES):
-                    for d in range(d0, min(d0 + LINE, job.D)):
-                        q[d * width + j * LANES + i] = w.q_rows[i * job.D + d]
-                d0 += LINE
-        q += job.D * width
+                    memset(w.q_rows + i * D, 0, D * sizeof(real))
+            d = 0
+            while d < D:
+                if width == LANES:
+                    for i in range(LANES):
+                        (<stored_pair*>(q + (d + i % PAIR) * LANES))[i // PAIR] = (
+                            (<const stored_pair*>(w.q_rows + i * D + d))[0])
+                else:
+                    for i in range(LANES):
+                        for k in range(PAIR):
+                            q[(d + k) * width + j * LANES + i] = w.q_rows[i * D + d + k]
+                d += PAIR
+        q += D * width
         lane += width
 
 
@@ -124,6 +129,8 @@ cdef inline bint softmax(
             x = weight_of(column[k] - base)
             column[k] = x
             total = total + x
+        for k in range(n, round_up(n, KEYS)):
+            column[k] = splat(0)
         (<vec*>l)[j] = (<vec*>l)[j] * fix + total
         (<vec*>m)[j] = top
         (<vec*>rescale)[j] = fix
@@ -150,7 +157,7 @@ cdef inline void leave_out(
 cdef inline void add_values(
     const Job* job, Work* w,
     const stored_real** rows,       # [n]
-    Py_ssize_t n, Py_ssize_t used,
+    Py_ssize_t n, Py_ssize_t used,  # n in whole KEYS
     real* o,                        # [used, V_tiles]
     Ahead* ahead,
 ) noexcept nogil:
@@ -187,14 +194,16 @@ cdef inline void attend(
     cdef real* q
     cdef const unsigned char* found[2][TILE]
     cdef const stored_real* rows[TILE]
-    cdef const stored_real* rests[TILE]     # where numbers D_kv to D of each row are, as if all of it were
+    cdef const stored_real* rests[TILE]     # where numbers split to D of each row are, as if all of it were
     cdef const stored_real* live[TILE]      # rows whose values count
     cdef Py_ssize_t sees[GROUP]
     cdef Py_ssize_t key = chunk * g.chunk, stop = min(key + g.chunk, g.keys)
     cdef Py_ssize_t least = g.keys, lane, width, n, n_ahead, k
     cdef const stored_real** part
-    cdef Py_ssize_t d, stop_d
+    cdef Py_ssize_t d, stop_d, D = round_up(job.D, PAIR)
+    cdef Py_ssize_t split = job.D_kv if job.direct else D     # from here on the row is in rests
     cdef real scale
+    cdef real* row
     cdef int now = 0
     cdef Ahead ahead
     for lane in range(g.lanes):
@@ -217,25 +226,28 @@ cdef inline void attend(
         for k in range(n):
             rows[k] = <const stored_real*>found[now][k]
             if not job.direct:
-                widen(found[now][k], job.kv_dtype, w.packed + k * job.row, job.D)
-                rows[k] = <const stored_real*>(w.packed + k * job.row)
+                row = w.packed + k * job.row
+                widen(found[now][k], job.kv_dtype, row, job.D_kv)
+                if job.pe != NULL:
+                    widen(job.pe + (key + k) * job.pe_stride, job.kv_dtype, row + job.D_kv, job.D - job.D_kv)
+                rows[k] = <const stored_real*>row
             live[k] = rows[k]
-            rests[k] = rows[k]
-            if job.pe != NULL:
-                rests[k] = <const stored_real*>(job.pe + (key + k) * job.pe_stride) - job.D_kv
+            if split < D:
+                rests[k] = <const stored_real*>(job.pe + (key + k) * job.pe_stride) - split
         for k in range(n, TILE):
             rows[k] = <const stored_real*>w.zeros
             rests[k] = rows[k]
+            live[k] = rows[k]
 
         q = w.q
         lane = 0
         while lane < g.lanes:
             width = width_at(lane, g.lanes)
             d = 0
-            while d < job.D:
-                stop_d = min(d + PANEL // width, job.D if d >= job.D_kv else job.D_kv)
-                part = &rows[0] if d < job.D_kv else &rests[0]
-                scale = job.scale if stop_d == job.D else 1
+            while d < D:
+                stop_d = min(d + PANEL // width, split if d < split else D)
+                part = &rows[0] if d < split else &rests[0]
+                scale = job.scale if stop_d == D else 1
                 k = 0
                 while k < n:
                     if width == WIDE:
@@ -250,10 +262,12 @@ cdef inline void attend(
                 mask(w.s, n, width, key, sees + lane)
             if softmax(w.s, n, width, m + lane, total + lane, w.rescale):
                 leave_out(job, w, live, n)
-            add_values(job, w, live, n, min(width, g.rows - lane), o + lane * job.V_tiles, &ahead)
-            q += job.D * width
+            add_values(job, w, live, round_up(n, KEYS), min(width, g.rows - lane), o + lane * job.V_tiles,
+                       &ahead)
+            q += D * width
             lane += width
-        fetch_lines(&ahead, n_ahead * ahead.bytes)
+        while ahead.row < ahead.n:
+            fetch_lines(&ahead, LINE)
         key += n
         now = 1 - now
 

@@ -7,7 +7,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from mla_oracle.fast._plan cimport Group, Job, group_at, groups_per_request, round_up, state_size
 from mla_oracle.fast._tasks cimport take_part
-from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, exp_of, real, splat, vec
+from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, PAIR, exp_of, real, splat, vec
 from mla_oracle.reference._common cimport STORED_F32, STORED_F64
 
 
@@ -64,7 +64,7 @@ def decode(
         job.table_strides[i] = block_table.strides[i]
     job.seq_stride = seq_lens.strides[0]
     job.q_dtype, job.kv_dtype = q_dtype, kv_dtype
-    job.direct = kv_dtype == (STORED_F64 if sizeof(real) == 8 else STORED_F32)
+    job.direct = kv_dtype == (STORED_F64 if sizeof(real) == 8 else STORED_F32) and job.D % PAIR == 0
     job.causal, job.scale, job.empty_lse = causal, <real>softmax_scale, <real>empty_lse
     job.counters, job.out, job.lse = &counters[0], &out[0, 0, 0, 0], &lse[0, 0, 0]
 

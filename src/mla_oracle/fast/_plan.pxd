@@ -6,7 +6,7 @@
 #   group size alone, never from the threads.
 from libc.stdint cimport int32_t, int64_t
 
-from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, TILE, WIDE, real
+from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, PAIR, TILE, WIDE, real
 
 cdef enum:
     GROUP = 128             # query rows that share one pass over the cache
@@ -34,7 +34,7 @@ cdef struct Job:
     int q_dtype, kv_dtype
     Py_ssize_t kv_itemsize
     bint causal
-    bint direct                     # cached rows are read in place
+    bint direct                     # cached rows are read in place: numbers of this type, in whole pairs
     real scale
     real empty_lse
     int64_t* counters               # [1 + groups]: the next task; per group, chunks done
@@ -53,8 +53,8 @@ cdef struct Group:
 
 cdef struct Work:
     # What one thread needs; each starts on a cache line.
-    real* q                         # per block of rows: [D, width]
-    real* q_rows                    # [LANES, D]
+    real* q                         # per block of rows: [D, width], or by pairs (see _tiles.pxd); D even
+    real* q_rows                    # [LANES, D], D even
     real* s                         # [WIDE_VECS] of [TILE, LANES]
     real* rescale                   # [WIDE]
     real* packed                    # [TILE, row]
@@ -123,8 +123,8 @@ cdef inline real* carve(char** memory, Py_ssize_t numbers) noexcept nogil:
 cdef inline char* lay_out(const Job* job, Work* w, char* memory) noexcept nogil:
     # Returns the end of what it carved; from NULL, that is the size.
     cdef Py_ssize_t lanes = round_up(min(GROUP, job.T * job.H), LANES)
-    w.q = carve(&memory, lanes * job.D)
-    w.q_rows = carve(&memory, LANES * job.D)
+    w.q = carve(&memory, lanes * round_up(job.D, PAIR))
+    w.q_rows = carve(&memory, LANES * round_up(job.D, PAIR))
     w.s = carve(&memory, TILE * WIDE)
     w.rescale = carve(&memory, WIDE)
     w.packed = carve(&memory, 0 if job.direct else TILE * job.row)

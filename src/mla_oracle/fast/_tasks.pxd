@@ -12,8 +12,8 @@ from mla_oracle.fast._amx cimport (
 )
 from mla_oracle.fast._amx_tiles cimport HAS_TILES, tiles_off, tiles_on
 from mla_oracle.fast._blocks cimport attend, finish, load_queries
-from mla_oracle.fast._plan cimport MERGED, Group, Job, Work, advance, group_at, lay_out, state_size
-from mla_oracle.fast._tiles cimport TILE, real
+from mla_oracle.fast._plan cimport MERGED, Group, Job, Work, advance, group_at, lay_out, round_up, state_size
+from mla_oracle.fast._tiles cimport LANES, PAIR, TILE, real
 
 cdef extern from * nogil:
     int64_t fetch_add "__atomic_fetch_add"(int64_t* address, int64_t by, int order)
@@ -93,6 +93,7 @@ cdef inline Py_ssize_t take_part(
     else:
         lay_out(job, &w, memory)
         memset(w.zeros, 0, job.row * sizeof(real))
+        memset(w.q_rows, 0, LANES * round_up(job.D, PAIR) * sizeof(real))
         memset(w.packed, 0, 0 if job.direct else TILE * job.row * sizeof(real))
     work_off(job, &w, pools, n_pools, pool_size)
     if HAS_TILES:

@@ -16,6 +16,8 @@ cdef extern from "_vec.h" nogil:
     ctypedef unsigned short stored_half
     ctypedef long long word
     ctypedef long long veci
+    ctypedef long long stored_pair
+    ctypedef long long pairs
     const bint IS_DOUBLE
     enum:
         LANES
@@ -27,6 +29,8 @@ cdef extern from "_vec.h" nogil:
         VALUE_VECS
         COLUMNS
         LINE
+        KEYS
+        PAIR
         TILE
         PANEL
         WIDE_RATE, NARROW_RATE, VALUE_RATE
@@ -34,6 +38,7 @@ cdef extern from "_vec.h" nogil:
         BIAS
     const real ROUNDER, SMALLEST
     vec splat(real x)
+    pairs splat_pair(stored_pair x)
     vec where_greater(vec left, vec right, vec a, vec b)
 
 cdef extern from * nogil:
@@ -95,13 +100,18 @@ cdef struct Ahead:
 
 
 cdef inline void fetch_lines(Ahead* ahead, Py_ssize_t lines) noexcept nogil:
-    while lines > 0 and ahead.row < ahead.n:
-        prefetch(ahead.rows[ahead.row] + ahead.at, 0, 2)
-        lines -= 1
-        ahead.at += 64
-        if ahead.at >= ahead.bytes:
-            ahead.at = 0
-            ahead.row += 1
+    # All in one row, or past its end.
+    cdef const unsigned char* line
+    cdef Py_ssize_t i
+    cdef bint last
+    if ahead.row < ahead.n:
+        line = ahead.rows[ahead.row] + ahead.at
+        for i in range(lines):
+            prefetch(line + i * 64, 0, 2)
+        ahead.at += lines * 64
+        last = ahead.at >= ahead.bytes
+        ahead.row += last
+        ahead.at = 0 if last else ahead.at
 
 
 cdef inline void wide_scores(
@@ -137,37 +147,55 @@ cdef inline void wide_scores(
             (<vec*>(s + i * token_stride + j * vec_stride))[0] = acc[i][j] * scale
 
 
+cdef inline vec add_pairs(vec even, vec odd) noexcept nogil:
+    # The sums of pairs, of `even` in the even lanes and of `odd` in the others.
+    if PAIR == 1:
+        return even
+    even = even + <vec>((<pairs>even) >> 32)
+    odd = odd + <vec>((<pairs>odd) << 32)
+    return <vec>(((<pairs>even) & <stored_pair>0xFFFFFFFF) | ((<pairs>odd) & <stored_pair>-0x100000000))
+
+
 cdef inline void narrow_scores(
     const stored_real** rows,       # [NARROW_TOKENS] -> [D]
     Ahead* ahead,
-    const real* q,                  # [D, LANES]
-    Py_ssize_t d, Py_ssize_t D,
+    const real* q,                  # [D / PAIR] of [PAIR, LANES / PAIR, PAIR]: lanes 0, 2, ...; then 1, 3, ...
+    Py_ssize_t d, Py_ssize_t D,     # whole pairs
     real scale,
     real* s,                        # [NARROW_TOKENS, LANES]
 ) noexcept nogil:
-    cdef vec acc[NARROW_TOKENS]
-    cdef vec b
+    cdef vec acc[NARROW_TOKENS][PAIR]
+    cdef vec b[PAIR]
+    cdef vec x
     cdef const stored_real* r[NARROW_TOKENS]
     cdef Py_ssize_t stop
-    cdef int i
+    cdef bint begin = d == 0
+    cdef int i, j
     for i in range(NARROW_TOKENS):
         r[i] = rows[i]
-        acc[i] = (<vec*>s)[i] if d else splat(0)
+        for j in range(PAIR):
+            acc[i][j] = splat(0)
     while d < D:
         fetch_lines(ahead, NARROW_RATE)
         stop = min(d + LINE, D)
         while d < stop:
-            b = (<const vec*>q)[d]
+            for j in range(PAIR):
+                b[j] = (<const vec*>q)[d + j]
             for i in range(NARROW_TOKENS):
-                acc[i] = acc[i] + r[i][d] * b
-            d += 1
+                x = <vec>splat_pair((<const stored_pair*>(r[i] + d))[0])
+                for j in range(PAIR):
+                    acc[i][j] = acc[i][j] + x * b[j]
+            d += PAIR
     for i in range(NARROW_TOKENS):
-        (<vec*>s)[i] = acc[i] * scale
+        x = add_pairs(acc[i][0], acc[i][PAIR - 1])
+        if not begin:
+            x = x + (<vec*>s)[i]
+        (<vec*>s)[i] = x * scale
 
 
 cdef inline void values(
     const stored_real** rows,       # [n] -> at least column + COLUMNS numbers
-    Py_ssize_t n,
+    Py_ssize_t n,                   # whole KEYS
     Py_ssize_t column,
     const real* p,                  # [n, VALUE_HEADS], rows p_stride apart
     Py_ssize_t p_stride,
@@ -178,19 +206,21 @@ cdef inline void values(
 ) noexcept nogil:
     cdef vec acc[VALUE_HEADS][VALUE_VECS]
     cdef vec b[VALUE_VECS]
-    cdef Py_ssize_t k
-    cdef int i, j
+    cdef Py_ssize_t k = 0
+    cdef int i, j, t
     for i in range(VALUE_HEADS):
         for j in range(VALUE_VECS):
             acc[i][j] = (<vec*>(o + i * o_stride))[j] * rescale[i]
             prefetch(o + (VALUE_HEADS + i) * o_stride + j * LANES, 1, 3)
-    for k in range(n):
+    while k < n:
         fetch_lines(ahead, VALUE_RATE)
-        for j in range(VALUE_VECS):
-            b[j] = (<const vec*>(rows[k] + column))[j]
-        for i in range(VALUE_HEADS):
+        for t in range(KEYS):
             for j in range(VALUE_VECS):
-                acc[i][j] = acc[i][j] + p[k * p_stride + i] * b[j]
+                b[j] = (<const vec*>(rows[k + t] + column))[j]
+            for i in range(VALUE_HEADS):
+                for j in range(VALUE_VECS):
+                    acc[i][j] = acc[i][j] + p[(k + t) * p_stride + i] * b[j]
+        k += KEYS
     for i in range(VALUE_HEADS):
         for j in range(VALUE_VECS):
             (<vec*>(o + i * o_stride))[j] = acc[i][j]
