@@ -3,6 +3,7 @@
 
 import multiprocessing
 import os
+from threading import Barrier, current_thread, main_thread
 
 import numpy as np
 import pytest
@@ -128,3 +129,16 @@ def test_an_error_in_any_thread_reaches_the_caller():
     with pytest.raises(MemoryError, match="no scratch"):
         threads.run(work, 3)
     assert paged.decode is not None
+
+
+def test_an_error_on_any_thread_reaches_the_caller_and_the_threads_live_on():
+    met = Barrier(3, timeout=60)
+
+    def work():
+        met.wait()
+        if current_thread() is not main_thread():
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            threads.run(work, 3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads for kernels that release the GIL: one persistent pool per process, remade after a fork.
+"""Threads for kernels that release the GIL: they persist, and wait; a fork starts anew.
 
 `count()` is how many a call uses: its argument, else what `set_threads` set, else the CPUs it may use.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from queue import SimpleQueue
+from threading import Lock, Thread
 
 from mla_oracle.errors import InputError
 
 _MOST = 1024
-_lock = Lock()
-_pool: ThreadPoolExecutor | None = None
+_idle: list[SimpleQueue[_Call]] = []
 _default: int | None = None
 
 
@@ -46,33 +45,52 @@ def run(work: Callable[[], None], threads: int) -> None:
     Returns when all calls have; raises the first error. A call that no thread has begun by the time the
     caller's own ends is dropped: there is nothing left for it to do.
     """
-    if threads == 1:
-        work()
-        return
-    futures = [_executor().submit(work) for _ in range(threads - 1)]
+    calls = [_Call(work) for _ in range(threads - 1)]
     try:
+        for call in calls:
+            _worker().put(call)
         work()
     finally:
-        begun = [future for future in futures if not future.cancel()]
-        for future in begun:
-            future.exception()
-    for future in begun:
-        future.result()
+        begun = [call for call in calls if not call.taken.acquire(blocking=False)]
+        for call in begun:
+            call.done.acquire()
+    for call in begun:
+        if call.error is not None:
+            raise call.error
 
 
-def _executor() -> ThreadPoolExecutor:
-    global _pool
-    with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(_MOST, thread_name_prefix="mla-oracle")
-        return _pool
+class _Call:
+    """A thread's share of a `run`: who takes it first does it, or, the caller, drops it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.taken, self.done = Lock(), Lock()
+        self.done.acquire()
+        self.error: BaseException | None = None
 
 
-def _after_fork() -> None:
-    # The threads stayed in the parent, and the lock may have been held there.
-    global _pool, _lock
-    _pool, _lock = None, Lock()
+def _worker() -> SimpleQueue[_Call]:
+    """Where an idle thread waits for its next call; a new thread if none is idle."""
+    try:
+        return _idle.pop()
+    except IndexError:
+        calls: SimpleQueue[_Call] = SimpleQueue()
+        Thread(target=_serve, args=(calls,), name="mla-oracle", daemon=True).start()
+        return calls
+
+
+def _serve(calls: SimpleQueue[_Call]) -> None:
+    while True:
+        call = calls.get()
+        if call.taken.acquire(blocking=False):
+            try:
+                call.work()
+            except BaseException as error:
+                call.error = error
+        _idle.append(calls)
+        call.done.release()
+        del call  # and with it the arrays it works on
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_idle.clear)  # the threads stayed in the parent
