@@ -96,7 +96,7 @@ cdef inline Group group_at(const Job* job, Py_ssize_t index, Py_ssize_t first_ta
     g.lanes = round_up(g.rows, LANES)
     g.keys = visible(job, g.b, g.row0 + g.rows - 1) if g.rows else 0
     n = max(1, min((g.keys + CHUNK - 1) // CHUNK, PARTIAL_ROWS // max(g.lanes, 1)))
-    g.chunk = round_up((g.keys + n - 1) // n, TILE)
+    g.chunk = round_up((g.keys + n - 1) // n, LINE)
     g.chunks = max(1, (g.keys + g.chunk - 1) // g.chunk) if g.keys else 1
     return g
 
