@@ -14,7 +14,7 @@ from mla_oracle.fast._amx_tiles cimport (
     BYTES, STEP, Picks, fill, narrow_score_tiles, narrow_value_tiles, pack_values, pick_halves, split_weights, turn,
     wide_score_tiles, wide_value_tiles,
 )
-from mla_oracle.fast._blocks cimport find_rows, first_rows_of_next, mask
+from mla_oracle.fast._blocks cimport find_rows, first_rows_of_next, mask, query_row
 from mla_oracle.fast._plan cimport GROUP, Group, Job, Work, carve, round_up, state_size, visible
 from mla_oracle.fast._tiles cimport (
     COLUMNS, LANES, TILE, Ahead, fetch_lines, real, splat, stored_half, vec, veci, weight_of, where_greater,
@@ -70,10 +70,9 @@ cdef inline void load_query_tiles(const Job* job, Work* w, const Group* g) noexc
     w.terms = 1
     for block in range(g.lanes // 16):
         for i in range(16):
-            r = g.row0 + block * 16 + i
-            if r < g.row0 + g.rows:
-                widen(job.q + g.b * job.q_strides[0] + r // job.H * job.q_strides[1]
-                      + r % job.H * job.q_strides[2], job.q_dtype, w.q_rows + i * D, job.D)
+            r = block * 16 + i
+            if r < g.rows:
+                widen(query_row(job, g, r), job.q_dtype, w.q_rows + i * D, job.D)
             else:
                 memset(w.q_rows + i * D, 0, job.D * sizeof(real))
         for step in range(steps):
@@ -161,7 +160,7 @@ cdef inline void score_again(
     Py_ssize_t n,
     real* s,                        # [n, LANES]: lanes lane, lane + 1, ...; those not finite are replaced
 ) noexcept nogil:
-    cdef Py_ssize_t D = round_up(job.D, STEP), i, k, d, r
+    cdef Py_ssize_t D = round_up(job.D, STEP), i, k, d
     cdef real* q = w.q_rows
     cdef real* row = q + D
     cdef real total
@@ -173,9 +172,7 @@ cdef inline void score_again(
             if isfinite(s[k * LANES + i]):
                 continue
             if not loaded:
-                r = g.row0 + lane + i
-                widen(job.q + g.b * job.q_strides[0] + r // job.H * job.q_strides[1]
-                      + r % job.H * job.q_strides[2], job.q_dtype, q, job.D)
+                widen(query_row(job, g, lane + i), job.q_dtype, q, job.D)
                 loaded = True
             widen(rows[k], job.kv_dtype, row, job.D)
             sums = splat(0)
@@ -316,7 +313,7 @@ cdef inline void attend_tiles(
     cdef real* total = m + g.lanes
     cdef real* o = m + 2 * g.lanes
     cdef real* s
-    cdef const unsigned char* found[2][TILE]
+    cdef const unsigned char* found[2][TILE + GROUP]
     cdef const unsigned char* rows[TILE]
     cdef Py_ssize_t sees[GROUP]
     cdef Py_ssize_t key = chunk * g.chunk, stop = min(key + g.chunk, g.keys)
@@ -340,7 +337,7 @@ cdef inline void attend_tiles(
             n_ahead = min(most, stop - key - n)
             find_rows(job, g.b, key + n, n_ahead, found[1 - now])
         else:
-            n_ahead = min(most, first_rows_of_next(job, g, found[1 - now]))
+            n_ahead = first_rows_of_next(job, g, found[1 - now], most)
         ahead.rows, ahead.n, ahead.bytes = found[1 - now], n_ahead, job.D * 2
         ahead.row = ahead.at = 0
         lines = n_ahead * ((ahead.bytes + 63) // 64)

@@ -24,6 +24,11 @@ cdef extern from * nogil:
     int RELAXED "__ATOMIC_RELAXED"
 
 
+cdef inline const unsigned char* query_row(const Job* job, const Group* g, Py_ssize_t r) noexcept nogil:
+    r += g.row0
+    return job.q + g.b * job.q_strides[0] + r // job.H * job.q_strides[1] + r % job.H * job.q_strides[2]
+
+
 cdef inline void load_queries(const Job* job, Work* w, const Group* g) noexcept nogil:
     cdef Py_ssize_t lane = 0, width, j, i, k, r, d, D = round_up(job.D, PAIR)
     cdef real* q = w.q
@@ -31,10 +36,9 @@ cdef inline void load_queries(const Job* job, Work* w, const Group* g) noexcept 
         width = width_at(lane, g.lanes)
         for j in range(width // LANES):
             for i in range(LANES):
-                r = g.row0 + lane + j * LANES + i
-                if r < g.row0 + g.rows:
-                    widen(job.q + g.b * job.q_strides[0] + r // job.H * job.q_strides[1]
-                          + r % job.H * job.q_strides[2], job.q_dtype, w.q_rows + i * D, job.D)
+                r = lane + j * LANES + i
+                if r < g.rows:
+                    widen(query_row(job, g, r), job.q_dtype, w.q_rows + i * D, job.D)
                 else:
                     memset(w.q_rows + i * D, 0, D * sizeof(real))
             d = 0
@@ -75,18 +79,24 @@ cdef inline void find_rows(
 
 cdef inline Py_ssize_t first_rows_of_next(
     const Job* job, const Group* g,
-    const unsigned char** rows,     # OUT [TILE]
+    const unsigned char** rows,     # OUT [tile + GROUP]
+    Py_ssize_t tile,                # keys
 ) noexcept nogil:
-    # The first tile of the task that is next in line now: likely this thread's. Returns its keys.
+    # The first tile of the task that is next in line now, likely this thread's, and the queries it needs.
+    # Returns how many rows these are.
     cdef Group next_group = g[0]
-    cdef Py_ssize_t task = load(job.counters, RELAXED), key, n
+    cdef Py_ssize_t task = load(job.counters, RELAXED), key, n, r
     if not advance(job, &next_group, task):
         return 0
     key = (task - next_group.first_task) * next_group.chunk
-    n = min(TILE, min(next_group.chunk, next_group.keys - key))
+    n = min(tile, min(next_group.chunk, next_group.keys - key))
     if n > 0:
         find_rows(job, next_group.b, key, n, rows)
-    return n
+    if next_group.index == g.index:
+        return n
+    for r in range(next_group.rows):
+        rows[n + r] = query_row(job, &next_group, r)
+    return n + next_group.rows
 
 
 cdef inline void mask(
@@ -192,7 +202,7 @@ cdef inline void attend(
     cdef real* total = m + g.lanes
     cdef real* o = m + 2 * g.lanes
     cdef real* q
-    cdef const unsigned char* found[2][TILE]
+    cdef const unsigned char* found[2][TILE + GROUP]
     cdef const stored_real* rows[TILE]
     cdef const stored_real* rests[TILE]     # where numbers split to D of each row are, as if all of it were
     cdef const stored_real* live[TILE]      # rows whose values count
@@ -220,7 +230,7 @@ cdef inline void attend(
             n_ahead = min(TILE, stop - key - n)
             find_rows(job, g.b, key + n, n_ahead, found[1 - now])
         else:
-            n_ahead = first_rows_of_next(job, g, found[1 - now])
+            n_ahead = first_rows_of_next(job, g, found[1 - now], TILE)
         ahead.rows, ahead.n, ahead.bytes = found[1 - now], n_ahead, job.D_kv * job.kv_itemsize
         ahead.row = ahead.at = 0
         for k in range(n):
@@ -266,8 +276,7 @@ cdef inline void attend(
                        &ahead)
             q += D * width
             lane += width
-        while ahead.row < ahead.n:
-            fetch_lines(&ahead, LINE)
+        fetch_lines(&ahead, n_ahead * ahead.bytes)
         key += n
         now = 1 - now
 

@@ -100,18 +100,13 @@ cdef struct Ahead:
 
 
 cdef inline void fetch_lines(Ahead* ahead, Py_ssize_t lines) noexcept nogil:
-    # All in one row, or past its end.
-    cdef const unsigned char* line
-    cdef Py_ssize_t i
-    cdef bint last
-    if ahead.row < ahead.n:
-        line = ahead.rows[ahead.row] + ahead.at
-        for i in range(lines):
-            prefetch(line + i * 64, 0, 2)
-        ahead.at += lines * 64
-        last = ahead.at >= ahead.bytes
-        ahead.row += last
-        ahead.at = 0 if last else ahead.at
+    while lines > 0 and ahead.row < ahead.n:
+        prefetch(ahead.rows[ahead.row] + ahead.at, 0, 2)
+        lines -= 1
+        ahead.at += 64
+        if ahead.at >= ahead.bytes:
+            ahead.at = 0
+            ahead.row += 1
 
 
 cdef inline void wide_scores(
