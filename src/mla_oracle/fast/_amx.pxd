@@ -274,8 +274,7 @@ cdef inline void score_tiles(
         while j + 1 < lanes:
             wide_score_tiles(at[0], strides[0], at[1], strides[1],
                              <char*>w.q + j * steps * BYTES, steps, w.terms, plane,
-                             w.s + (j * TILE + i * 16) * LANES, w.s + (j * TILE + i * 16 + 16) * LANES,
-                             ahead, rate)
+                             w.s + (j * TILE + i * 16) * LANES, ahead, rate)
             j += 2
         if j < lanes:
             narrow_score_tiles(at, strides, most, <char*>w.q + j * steps * BYTES, steps, w.terms, plane,

@@ -67,20 +67,39 @@ cdef inline void turn(veci* x, const Picks* picks) noexcept nogil:
     exchange(x, picks, 3, 1)
 
 
+cdef inline void zero_sums() noexcept nogil:
+    tile_zero(0)
+    tile_zero(1)
+    tile_zero(2)
+    tile_zero(3)
+
+
+cdef inline void load_sums(const real* o, Py_ssize_t a, Py_ssize_t b, Py_ssize_t stride) noexcept nogil:
+    # At o, a, b and a + b numbers on; rows stride numbers apart.
+    tile_load(0, o, stride * 4)
+    tile_load(1, o + a, stride * 4)
+    tile_load(2, o + b, stride * 4)
+    tile_load(3, o + b + a, stride * 4)
+
+
+cdef inline void store_sums(real* o, Py_ssize_t a, Py_ssize_t b, Py_ssize_t stride) noexcept nogil:
+    tile_store(0, o, stride * 4)
+    tile_store(1, o + a, stride * 4)
+    tile_store(2, o + b, stride * 4)
+    tile_store(3, o + b + a, stride * 4)
+
+
 cdef inline void wide_score_tiles(
     const char* k0, Py_ssize_t stride0,     # 16 rows
     const char* k1, Py_ssize_t stride1,     # 16 more
     const char* q, Py_ssize_t steps, int terms, Py_ssize_t plane,
-    real* s0, real* s1,                     # OUT of [16, 16], for k0 and k1
+    real* s,                                # OUT [32, 16]; and, TILE x LANES on, for the next 16 lanes
     Ahead* ahead, Py_ssize_t rate,
 ) noexcept nogil:
     cdef Py_ssize_t step
     cdef const char* at
     cdef int t
-    tile_zero(0)
-    tile_zero(1)
-    tile_zero(2)
-    tile_zero(3)
+    zero_sums()
     for step in range(steps):
         fetch_lines(ahead, rate)
         tile_load(4, k0 + step * 64, stride0)
@@ -93,10 +112,7 @@ cdef inline void wide_score_tiles(
             tile_multiply(1, 4, 7)
             tile_multiply(2, 5, 6)
             tile_multiply(3, 5, 7)
-    tile_store(0, s0, 64)
-    tile_store(1, s0 + TILE * LANES, 64)
-    tile_store(2, s1, 64)
-    tile_store(3, s1 + TILE * LANES, 64)
+    store_sums(s, TILE * LANES, 16 * LANES, LANES)
 
 
 cdef inline void narrow_score_tiles(
@@ -108,10 +124,7 @@ cdef inline void narrow_score_tiles(
     cdef Py_ssize_t step
     cdef const char* at
     cdef int t
-    tile_zero(0)
-    tile_zero(1)
-    tile_zero(2)
-    tile_zero(3)
+    zero_sums()
     for step in range(steps):
         fetch_lines(ahead, rate)
         for t in range(terms):
@@ -200,15 +213,9 @@ cdef inline void wide_value_tiles(
 ) noexcept nogil:
     cdef Py_ssize_t step
     if begin:
-        tile_zero(0)
-        tile_zero(1)
-        tile_zero(2)
-        tile_zero(3)
+        zero_sums()
     else:
-        tile_load(0, o, stride * 4)
-        tile_load(1, o + 16, stride * 4)
-        tile_load(2, o + 16 * stride, stride * 4)
-        tile_load(3, o + 16 * stride + 16, stride * 4)
+        load_sums(o, 16, 16 * stride, stride)
     for step in range(steps):
         fetch_lines(ahead, rate)
         tile_load(6, panel + step * BYTES, 64)
@@ -225,10 +232,7 @@ cdef inline void wide_value_tiles(
         tile_load(5, p + TILE * 64 + (2 * step + 1) * BYTES, 64)
         tile_multiply(2, 5, 6)
         tile_multiply(3, 5, 7)
-    tile_store(0, o, stride * 4)
-    tile_store(1, o + 16, stride * 4)
-    tile_store(2, o + 16 * stride, stride * 4)
-    tile_store(3, o + 16 * stride + 16, stride * 4)
+    store_sums(o, 16, 16 * stride, stride)
 
 
 cdef inline void narrow_value_tiles(
@@ -241,15 +245,9 @@ cdef inline void narrow_value_tiles(
 ) noexcept nogil:
     cdef Py_ssize_t step
     if begin:
-        tile_zero(0)
-        tile_zero(1)
-        tile_zero(2)
-        tile_zero(3)
+        zero_sums()
     else:
-        tile_load(0, o, stride * 4)
-        tile_load(1, o + 16, stride * 4)
-        tile_load(2, o + 32, stride * 4)
-        tile_load(3, o + 48, stride * 4)
+        load_sums(o, 16, 32, stride)
     for step in range(steps):
         fetch_lines(ahead, rate)
         tile_load(4, p + 2 * step * BYTES, 64)
@@ -266,7 +264,4 @@ cdef inline void narrow_value_tiles(
         tile_multiply(3, 4, 7)
         tile_multiply(2, 5, 6)
         tile_multiply(3, 5, 7)
-    tile_store(0, o, stride * 4)
-    tile_store(1, o + 16, stride * 4)
-    tile_store(2, o + 32, stride * 4)
-    tile_store(3, o + 48, stride * 4)
+    store_sums(o, 16, 32, stride)
