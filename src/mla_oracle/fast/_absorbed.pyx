@@ -11,9 +11,9 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from mla_oracle.fast._plan cimport Job, round_up
-from mla_oracle.fast._tasks cimport RELAXED, fetch_add, take_part
+from mla_oracle.fast._tasks cimport RELAXED, fetch_add, load, take_part
 from mla_oracle.fast._tiles cimport (
-    COLUMNS, KEYS, LANES, LINE, PAIR, VALUE_HEADS, Ahead, real, splat, stored_real, values, vec,
+    COLUMNS, KEYS, LANES, LINE, PAIR, VALUE_HEADS, Ahead, fetch_lines, real, splat, stored_real, values, vec,
 )
 from mla_oracle.reference._common cimport STORED_F32, STORED_F64
 
@@ -22,9 +22,26 @@ cdef enum:
     STREAMS = 16    # rows of w_uk read side by side: few, so that each is read on without a stop
 
 
+cdef Py_ssize_t find_ahead(
+    const real[:, :, :] w,          # [H, P, L]
+    Py_ssize_t h, Py_ssize_t row, Py_ssize_t next_h,
+    const unsigned char** rows,     # OUT [STREAMS]: those of head h from `row` on, or the first of head next_h
+) noexcept nogil:
+    """Returns how many there are."""
+    cdef Py_ssize_t n = 0, k
+    if row >= w.shape[1]:
+        h, row = next_h, 0
+    if h < w.shape[0]:
+        n = min(STREAMS, w.shape[1] - row)
+    for k in range(n):
+        rows[k] = <const unsigned char*>&w[h, row + k, 0]
+    return n
+
+
 cdef void absorb_head(
     const real[:, :] q_nope,        # [T, P]
-    const real[:, :] w_uk,          # [P, L]
+    const real[:, :, :] w,          # [H, P, L]
+    Py_ssize_t h, Py_ssize_t next_h,
     real[:, :] q_lat,               # OUT [T, L]
     real* o,                        # scratch: [VALUE_HEADS, L rounded up to COLUMNS]
 ) noexcept nogil:
@@ -33,10 +50,11 @@ cdef void absorb_head(
     cdef real tail[STREAMS][COLUMNS]
     cdef real zeros[COLUMNS]
     cdef real one[VALUE_HEADS]
-    cdef Py_ssize_t T = q_nope.shape[0], P = w_uk.shape[0], L = w_uk.shape[1], o_stride = round_up(L, COLUMNS)
+    cdef const unsigned char* found[STREAMS]
+    cdef Py_ssize_t T = q_nope.shape[0], P = w.shape[1], L = w.shape[2], o_stride = round_up(L, COLUMNS)
     cdef Py_ssize_t t = 0, first, n, k, i, column
-    cdef Ahead nothing
-    nothing.n = nothing.row = 0
+    cdef Ahead ahead
+    ahead.rows, ahead.bytes = found, L * sizeof(real)
     memset(zeros, 0, sizeof(zeros))
     for i in range(VALUE_HEADS):
         one[i] = 1
@@ -45,6 +63,7 @@ cdef void absorb_head(
         first = 0
         while first < P:
             n = min(STREAMS, P - first)
+            ahead.n, ahead.row, ahead.at = find_ahead(w, h, first + STREAMS, next_h, found), 0, 0
             for k in range(STREAMS):
                 for i in range(VALUE_HEADS):
                     p[k][i] = q_nope[t + i, first + k] if t + i < T and k < n else 0
@@ -53,12 +72,13 @@ cdef void absorb_head(
             column = 0
             while column < L:
                 for k in range(n):
-                    rows[k] = <const stored_real*>&w_uk[first + k, 0] + column
+                    rows[k] = <const stored_real*>&w[h, first + k, 0] + column
                     if column + COLUMNS > L:
                         for i in range(COLUMNS):
                             tail[k][i] = rows[k][i] if column + i < L else 0
                         rows[k] = <const stored_real*>&tail[k][0]
-                values(rows, round_up(n, KEYS), 0, &p[0][0], VALUE_HEADS, one, o + column, o_stride, &nothing)
+                fetch_lines(&ahead, STREAMS * COLUMNS // LINE)
+                values(rows, round_up(n, KEYS), 0, &p[0][0], VALUE_HEADS, one, o + column, o_stride, &ahead)
                 column += COLUMNS
             first += STREAMS
         for i in range(min(VALUE_HEADS, T - t)):
@@ -128,7 +148,7 @@ def absorb_query(
     with nogil:
         h = fetch_add(&counter[0], 1, RELAXED)
         while h < w_uk.shape[0]:
-            absorb_head(q_nope[:, h], w_uk[h], q_lat[:, h], o)
+            absorb_head(q_nope[:, h], w_uk, h, load(&counter[0], RELAXED), q_lat[:, h], o)
             h = fetch_add(&counter[0], 1, RELAXED)
         free(o)
 
