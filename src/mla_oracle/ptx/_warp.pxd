@@ -32,59 +32,52 @@ cdef inline const uint32_t* members_of(Block* b, const Instr* i) noexcept nogil:
 cdef inline int ready(Block* b, const Instr* i, const uint32_t* mask, uint32_t* waiting) noexcept nogil:
     """1: every warp can go on; 0: those in `waiting` lack lanes; -1: a fault."""
     cdef const uint32_t* members = members_of(b, i)
-    cdef Py_ssize_t first, k
-    cdef uint32_t here, named
-    cdef int result = 1
+    cdef Py_ssize_t first
+    cdef uint32_t here, done
+    cdef int result = 1, k, state
     if i.op == ACTIVEMASK:
         return 1
     for first in range(0, b.n, 32):
-        here = bits_of(mask + first)
-        if not here:
-            continue
+        here, done = bits_of(mask + first), 0
         for k in range(32):
-            if not here >> k & 1:
-                continue
-            named = members[first + k] if members != NULL else 0xFFFFFFFFU
-            if not named >> k & 1:
-                fail(b, NOT_IN_MASK, b.low + first + k, named, 0, 0)
-                return -1
-            if named & ~here:
-                if lacking(b, first, named & ~here):
+            if (here & ~done) >> k & 1:
+                state = present(b, members, first, here, k)
+                if state < 0:
                     return -1
-                waiting[(b.low + first) >> 5] = 1
-                result = 0
-                break
-            if members == NULL:
-                break
-    if result and members != NULL:
-        for k in range(b.n):
-            if mask[k] and members[k] != members[k & ~31 | first_bit(members[k])]:
-                fail(b, DIFFERENT_MASKS, b.low + k, members[k], 0, 0)
-                return -1
+                if state == 0:
+                    waiting[(b.low + first) >> 5] = 1
+                    result = 0
+                if state == 0 or members == NULL:
+                    break
+                done |= members[first + k]
     return result
+
+
+cdef inline int present(Block* b, const uint32_t* members, Py_ssize_t first, uint32_t here, int k) noexcept nogil:
+    """Are the lanes that lane k of a warp names here, with the same mask? As `ready`."""
+    cdef uint32_t named = members[first + k] if members != NULL else 0xFFFFFFFFU
+    cdef int j
+    if not named >> k & 1:
+        fail(b, NOT_IN_MASK, b.low + first + k, named, 0, 0)
+        return -1
+    for j in range(32):
+        if not named >> j & 1:
+            continue
+        if not here >> j & 1:
+            if b.states[b.low + first + j] != EXITED:
+                return 0
+            fail(b, EXITED_LANES, b.low + first + k, named & ~here, 0, 0)
+            b.fault_other = <int32_t>(b.low + first + j)
+            return -1
+        if members != NULL and members[first + j] != named:
+            fail(b, DIFFERENT_MASKS, b.low + first + k, named, 0, 0)
+            return -1
+    return 1
 
 
 cdef inline int first_bit(uint32_t x) noexcept nogil:
     cdef int k = 0
     while k < 31 and not x >> k & 1:
-        k += 1
-    return k
-
-
-cdef inline bint lacking(Block* b, Py_ssize_t first, uint32_t missing) noexcept nogil:
-    """Has one of the missing lanes exited? Then it will never come."""
-    cdef int k
-    for k in range(32):
-        if missing >> k & 1 and b.states[b.low + first + k] == EXITED:
-            fail(b, EXITED_LANES, b.low + first + first_lane_here(b, first), missing, 0, 0)
-            b.fault_other = <int32_t>(b.low + first + k)
-            return True
-    return False
-
-
-cdef inline int first_lane_here(Block* b, Py_ssize_t first) noexcept nogil:
-    cdef int k = 0
-    while k < 31 and not b.mask[b.low + first + k]:
         k += 1
     return k
 

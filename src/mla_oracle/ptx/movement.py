@@ -162,9 +162,11 @@ def warp(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     if base == "activemask":
         asm.emit(Op.ACTIVEMASK, results, [])
         return
-    if modifiers[0] != "sync":
+    if base == "match" and modifiers in (["any", "sync", "b32"], ["all", "sync", "b32"]):
+        asm.emit(Op[f"MATCH_{modifiers[0].upper()}"], results, args)
+    elif modifiers[0] != "sync":
         raise unsupported(s)
-    if base == "shfl" and modifiers[2:] == ["b32"]:
+    elif base == "shfl" and modifiers[2:] == ["b32"]:
         asm.emit(Op[f"SHFL_{modifiers[1].upper()}"], results, args)
     elif base == "vote" and modifiers[1:] == ["ballot", "b32"]:
         asm.emit(Op.BALLOT, results, args)
@@ -176,8 +178,6 @@ def warp(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         asm.emit(Op[f"REDUX_{modifiers[1].upper()}_{modifiers[2][0].upper()}"], results, args)
     elif base == "elect":
         asm.emit(Op.ELECT, results, args)
-    elif base == "match" and modifiers[2:] == ["b32"]:
-        asm.emit(Op[f"MATCH_{modifiers[1].upper()}"], results, args)
     else:
         raise unsupported(s)
 
