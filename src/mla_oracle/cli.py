@@ -24,6 +24,21 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
+class Intermixed(Parser):
+    """Options may stand between the positional arguments."""
+
+    _inside = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._inside:
+            return super().parse_known_args(args, namespace)
+        self._inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._inside = False
+
+
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog="mla-oracle", description="Is my MLA decode kernel right, and if not, what did it compute?")
     top.add_argument("--version", action="store_true", help="print the version")
@@ -61,7 +76,40 @@ def parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="versions, backends, paths")
     info.add_argument("--cuda", action="store_true", help="ask the CUDA driver as well")
     info.add_argument("--include-dir", action="store_true", help="print the folder of mla_oracle.hpp, nothing else")
+    _add_ptx(commands)
     return top
+
+
+def _add_ptx(commands: argparse._SubParsersAction[Parser]) -> None:
+    ptx = commands.add_parser("ptx", help="run CUDA kernels without a GPU")
+    run = ptx.add_subparsers(dest="ptx_command", metavar="COMMAND", parser_class=Intermixed, required=True).add_parser(
+        "run",
+        help="launch a kernel of a .cu or .ptx file, report what it does wrong, compare what it computes",
+        description="The kernel runs on the CPU, under checks for bounds, alignment, memory never written, races, "
+        "divergent barriers and cp.async. Exit code 1: a fault, or wrong numbers.",
+        epilog=_argument_words(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("file", help="FILE.cu, compiled with NVRTC, or FILE.ptx")
+    run.add_argument("case", nargs="?", help="a case file, a folder with manifest.json, or an id")
+    run.add_argument("--kernel", required=True, metavar="NAME")
+    run.add_argument("--grid", required=True, metavar="X[,Y,Z]", help="blocks")
+    run.add_argument("--block", required=True, metavar="X[,Y,Z]", help="threads of a block")
+    run.add_argument("--smem", type=int, default=0, metavar="N", help="bytes of dynamic shared memory")
+    run.add_argument("--args", metavar="WORDS", help="the kernel's arguments, see below")
+    run.add_argument("--arch", default="sm_90", help="default: sm_90")
+    run.add_argument("--threads", type=int, help="default: all CPUs")
+    run.add_argument("--no-checks", action="store_true", help="bounds and alignment alone, faster")
+    run.add_argument("--tol", type=float, help="as of check")
+
+
+def _argument_words() -> str:
+    """The help of --args, read when it is asked for."""
+    if "ptx" not in sys.argv:
+        return ""
+    from .ptx import convention
+
+    return convention.__doc__ or ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,6 +173,16 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
             return (0 if report["passed"] else 70), report
         case "info":
             return 0, commands.include_dir() if args.include_dir else commands.info(cuda=args.cuda)
+        case "ptx":
+            from .ptx import command
+
+            answer = command.run(
+                args.file, args.kernel, args.grid, args.block, args.smem, args.case, args=args.args, arch=args.arch,
+                checks=not args.no_checks, threads=args.threads, tol=args.tol,
+            )  # fmt: skip
+            for line in filter(None, [answer["fault"], *answer["warnings"]]):
+                _say(line)
+            return int(answer["verdict"] == "fail"), answer
     raise InputError("no command given (see mla-oracle --help)")
 
 

@@ -75,15 +75,18 @@ def check(
     rules: str | None = None,
 ) -> JSON:
     """The verdict on the results in the file `actual` against the f64 truth of the case."""
-    from . import compare
     from .exchange import load_case, read_result
-    from .oracle import expected
 
     case = load_case(source)
-    given = read_result(actual)
-    truth = expected(case, precision="f64")
-    how: JSON = {"tol": tol, "atol": atol, "rtol": rtol, "numerics": numerics, "rules": rules}
-    verdict: JSON = _plain(compare.check(case, given, truth, **how).as_json())
+    return compare_with_truth(case, read_result(actual), tol=tol, atol=atol, rtol=rtol)
+
+
+def compare_with_truth(case: Case, actual: dict[str, Any], **tolerances: float | None) -> JSON:
+    """The verdict on `actual` against the f64 truth of `case`."""
+    from . import compare
+    from .oracle import expected
+
+    verdict: JSON = _plain(compare.check(case, actual, expected(case, precision="f64"), **tolerances).as_json())
     return verdict
 
 
@@ -99,7 +102,7 @@ def explain(source: str) -> JSON:
         "kind": case.kind,
         "tensors": _describe(case.tensors()),
         "conventions": _plain(case.conventions()),
-        "results": _result_shapes(case),
+        "results": result_shapes(case),
         "meaning": _meaning(case),
         "backend": backend_of(case),
     }
@@ -184,7 +187,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _result_shapes(case: Case) -> JSON:
+def result_shapes(case: Case) -> JSON:
+    """The shape of every result of `case`."""
     match case:
         case PagedCase():
             rows = list(case.q.shape[:-1])
