@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from mla_oracle.ptx._block cimport (
-    EXITED, MAX_LANES, OPERANDS, PIECE, RUNNING, WARP, Barrier, Block, Copies, Instr, Launch, Piece,
+    EXITED, OPERANDS, PIECE, RUNNING, WARP, Block, Instr, Launch, Piece,
 )
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._races cimport forget
@@ -60,9 +60,23 @@ cdef void give_back(Block* b) noexcept nogil:
     cdef int w
     for w in range(b.launch.warps):
         free(b.copies[w].items)
-    free(b.rows); free(b.live); free(b.mask); free(b.guarded); free(b.pcs); free(b.states); free(b.barrier_of)
-    free(b.where); free(b.scratch); free(b.shared); free(b.local); free(b.local_written); free(b.last_piece)
-    free(b.shadow.writes); free(b.shadow.reads); free(b.shadow.last_write); free(b.shadow.last_read)
+    free(b.rows)
+    free(b.live)
+    free(b.mask)
+    free(b.guarded)
+    free(b.pcs)
+    free(b.states)
+    free(b.barrier_of)
+    free(b.where)
+    free(b.scratch)
+    free(b.shared)
+    free(b.local)
+    free(b.local_written)
+    free(b.last_piece)
+    free(b.shadow.writes)
+    free(b.shadow.reads)
+    free(b.shadow.last_write)
+    free(b.shadow.last_read)
     free(b.shadow.written)
 
 

@@ -79,7 +79,8 @@ def _value(machine: Interpreter, word: str, case: Case | None, tensors: dict[str
             shape, kind = (int(size),), np.dtype(dtypes.dtype(dtype))
             return machine.upload(np.zeros(shape, kind)) if name == "zeros" else machine.empty(shape, kind)
         if name in NUMBERS:
-            return NUMBERS[name](float(rest) if name[0] == "f" else int(rest, 0))
+            number: np.generic = np.array([float(rest) if name[0] == "f" else int(rest, 0)], NUMBERS[name])[0]
+            return number
     except (ValueError, OverflowError):
         raise InputError(f"--args has {word!r}, expected a number there") from None
     tensor, _, axis = word.partition(".")

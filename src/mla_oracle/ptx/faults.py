@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from mla_oracle.errors import InputError
@@ -33,9 +34,16 @@ class Found(NamedTuple):
     extra: int
 
 
-def describe(found: Found, opcode: str, block: tuple[int, int, int], memory: Memory, shared_size: int, place) -> str:
+def describe(
+    found: Found,
+    opcode: str,
+    block: tuple[int, int, int],
+    memory: Memory,
+    shared_size: int,
+    place: Callable[[int], str],
+) -> str:
     """What happened. `place(instruction)` names a place in the source; `block` is the block's shape."""
-    thread, other = position(found.lane, block), position(found.other, block)
+    other = position(found.other, block)
     space = {Space.SHARED: "shared", Space.LOCAL: "local"}.get(found.space, "global")
     access = f"{opcode} of {found.size} bytes at {space} {found.address:#x}"
     match found.code:
@@ -56,13 +64,16 @@ def describe(found: Found, opcode: str, block: tuple[int, int, int], memory: Mem
         case Code.IN_FLIGHT_WRITE:
             return f"cp.async not waited for: {access} overwrites what thread {other} is still copying"
         case Code.UNFINISHED:
-            return f"cp.async not waited for: thread exits with {found.size} bytes to shared {found.address:#x} in flight"
+            copied = f"{found.size} bytes to shared {found.address:#x}"
+            return f"cp.async not waited for: thread exits with {copied} in flight"
         case Code.DIVERGENT_BARRIER if found.extra:
-            return f"divergent barrier: {opcode} {found.address} meets threads that wait for it at {place(found.extra - 1)}"
+            there = place(found.extra - 1)
+            return f"divergent barrier: {opcode} {found.address} meets threads that wait for it at {there}"
         case Code.DIVERGENT_BARRIER:
             return f"divergent barrier: {opcode} without thread {other} of the same warp"
         case Code.BARRIER_DEADLOCK:
-            return f"divergent barrier: {opcode} {found.address} is reached by {found.size} threads only, nobody else runs"
+            some = f"{found.size} threads only"
+            return f"divergent barrier: {opcode} {found.address} is reached by {some}, nobody else runs"
         case Code.BAD_BARRIER:
             return f"bad barrier: {opcode} with barrier {found.address} and {found.size} threads"
         case Code.DIVERGENT_WARP:
@@ -77,9 +88,11 @@ def describe(found: Found, opcode: str, block: tuple[int, int, int], memory: Mem
         case Code.TRAPPED:
             return "trap: the kernel stopped itself (trap or assert)"
         case Code.RUNAWAY:
-            return "runaway: no barrier and no end in sight; threads that wait for each other in a loop never meet here"
+            return (
+                "runaway: no barrier and no end in sight; threads that wait in a loop for others never meet them here"
+            )
         case Code.WRONG_SPACE:
-            return f"mixed spaces: {opcode} at {found.address:#x} is in another state space than in the warp's first lane"
+            return f"mixed spaces: {opcode} at {found.address:#x} is in another state space than other lanes'"
         case Code.READ_ONLY:
             return f"read-only: {access} writes to constant memory"
     return f"too many synchronisations without a barrier of the whole block: {opcode}"

@@ -16,6 +16,7 @@ import platform
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,10 +25,11 @@ from mla_oracle.arrays import Array
 from mla_oracle.errors import InputError
 from mla_oracle.fast import threads as pool
 from mla_oracle.gpu.machine import Buffer, Dim
-from mla_oracle.ptx.assembler import Program, assemble
+from mla_oracle.ptx.assembler import assemble
 from mla_oracle.ptx.faults import Fault, Found, describe, position
 from mla_oracle.ptx.memory import Allocation, Memory
 from mla_oracle.ptx.parser import Module, parse
+from mla_oracle.ptx.program import Program
 
 MAX_THREADS = 1024
 # Bytes of shared memory a block may have (CUDA C++ programming guide, compute capabilities).
@@ -117,7 +119,7 @@ class Interpreter:
         shape = [*grid, *block, program.rows, program.constant_rows, program.granule, int(self.checks)]
         constants = self._constants(kernel, values, grid, block, smem)
         state = np.zeros(2, np.int64)
-        results: list[tuple] = []
+        results: list[tuple[Any, set[int]]] = []
         machine = _machine()
 
         def work() -> None:
@@ -157,31 +159,33 @@ class Interpreter:
                 f"{kernel.name}: {kernel.program.static_shared} + {smem} bytes of shared memory, {self.arch} has {most}"
             )
 
-    def _constants(
-        self, kernel: InterpretedKernel, values: bytes, grid: Dim, block: Dim, smem: int
-    ) -> np.ndarray:
+    def _constants(self, kernel: InterpretedKernel, values: bytes, grid: Dim, block: Dim, smem: int) -> Array:
         """[n][4] of row, bytes per lane, special register or -1, value."""
         launched = {f"%ntid.{axis}": size for axis, size in zip("xyz", block, strict=True)}
         launched |= {f"%nctaid.{axis}": size for axis, size in zip("xyz", grid, strict=True)}
         launched["%nwarpid"] = -(-block[0] * block[1] * block[2] // 32)
         launched["%dynamic_smem_size"], launched["%total_smem_size"] = smem, smem + kernel.program.static_shared
         rows = []
-        for row, width, kind, value in kernel.program.constants:
-            special = -1
-            if kind == "special":
-                special, value = value, 0
-            elif kind == "param":
-                offset, size = value
-                value = int.from_bytes(values[offset : offset + size], "little")
-            elif kind == "launch":
-                value = launched.get(value, 0)
-            elif kind == "memory":
-                value = kernel.variables[value].low
-            rows.append((row, width, special, value - (1 << 64) if value >= 1 << 63 else value))
+        for constant, row in kernel.program.constants.items():
+            special, value = -1, 0
+            match constant.kind:
+                case "value":
+                    value = constant.value
+                case "special":
+                    special = constant.value
+                case "param":
+                    value = int.from_bytes(values[constant.value : constant.value + constant.size], "little")
+                case "launch":
+                    value = launched.get(constant.value, 0)
+                case "dynamic":
+                    value = kernel.program.static_shared
+                case "memory":
+                    value = kernel.variables[constant.value].low
+            rows.append((row, constant.width, special, value - (1 << 64) if value >= 1 << 63 else value))
         return np.array(rows, np.int64).reshape(-1, 4)
 
 
-def _arguments(kernel: InterpretedKernel, args: tuple) -> bytes:
+def _arguments(kernel: InterpretedKernel, args: tuple[Buffer | np.generic | None, ...]) -> bytes:
     """The parameters' bytes."""
     params = kernel.program.params
     if len(args) != len(params):
@@ -193,7 +197,8 @@ def _arguments(kernel: InterpretedKernel, args: tuple) -> bytes:
         elif isinstance(arg, np.generic):
             stored = arg.tobytes()
         else:
-            raise InputError(f"{kernel.name}: argument {index} is a {type(arg).__name__}, expected a Buffer or np scalar")
+            kind = type(arg).__name__
+            raise InputError(f"{kernel.name}: argument {index} is a {kind}, expected a Buffer or a numpy scalar")
         if len(stored) != size:
             raise InputError(f"{kernel.name}: argument {index} has {len(stored)} bytes, the kernel declares {size}")
         values[offset : offset + size] = stored

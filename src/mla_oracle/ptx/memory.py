@@ -23,7 +23,7 @@ PIECE = np.dtype([(name, np.uint64) for name in ("low", "high", "host", "written
 class Allocation:
     """Bytes at `low`; `written`: a byte for each, 0 where nothing was written, or None: all were."""
 
-    def __init__(self, low: int, host: np.ndarray, written: np.ndarray | None, read_only: bool = False):
+    def __init__(self, low: int, host: Array, written: Array | None, read_only: bool = False):
         self.low, self.host, self.written, self.read_only = low, host, written, read_only
 
 
@@ -32,7 +32,7 @@ class Memory:
         self._pieces: WeakValueDictionary[int, Allocation] = WeakValueDictionary()
         self._next = _FIRST
 
-    def allocate(self, host: np.ndarray, written: np.ndarray | None, *, read_only: bool = False) -> Allocation:
+    def allocate(self, host: Array, written: Array | None, *, read_only: bool = False) -> Allocation:
         allocation = Allocation(self._next, host, written, read_only)
         self._pieces[allocation.low] = allocation
         self._next += -(-(2 * host.nbytes + _GAP) // _ALIGN) * _ALIGN
@@ -65,7 +65,7 @@ class Memory:
         result[...] = view(owner.host, buffer.pointer - owner.low, buffer.shape, buffer.dtype, buffer.strides)
         return result
 
-    def table(self) -> tuple[np.ndarray, list[Allocation]]:
+    def table(self) -> tuple[Array, list[Allocation]]:
         """([n] of PIECE by address, what they point into)."""
         pieces = sorted(self._pieces.values(), key=lambda piece: piece.low)
         table = np.zeros(len(pieces), PIECE)
@@ -81,9 +81,7 @@ class Memory:
         return max(below, key=lambda piece: piece.low, default=None)
 
 
-def view(
-    host: np.ndarray, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]
-) -> np.ndarray:
+def view(host: Array, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]) -> Array:
     if 0 in shape:
         return np.zeros(shape, dtype)
     return np.ndarray(shape, dtype, host, offset, strides)

@@ -7,7 +7,7 @@ barriers alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mla_oracle.ptx._opcodes import Atomic, Op, Space
 from mla_oracle.ptx.operations import handles, typed, unsupported
@@ -27,7 +27,7 @@ IGNORED = {
 }  # fmt: skip
 
 
-def _access(s: Statement, modifiers: list[str]) -> tuple[Space, int, str]:
+def _access(s: Statement, modifiers: list[str]) -> tuple[int, int, str]:
     """The space, elements per lane and type of a load, store or atomic."""
     modifiers, kind = typed(modifiers)
     space, count = Space.GENERIC, 1
@@ -41,7 +41,7 @@ def _access(s: Statement, modifiers: list[str]) -> tuple[Space, int, str]:
     return space, count, kind
 
 
-def _address(asm: Assembler, address: Address) -> tuple[tuple, int, int]:
+def _address(asm: Assembler, address: Address) -> tuple[tuple[str | int, int], int, int]:
     """(operand and its width, the offset, WIDE_ADDRESS or 0)."""
     wide = asm.width_of(address.base, 8) == 8
     return (address.base, 8 if wide else 4), address.offset, WIDE_ADDRESS if wide else 0
@@ -52,7 +52,7 @@ def load(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     result, address = s.operands[:2]
     results = result if isinstance(result, tuple) else (result,)
     if modifiers[0] == "param" or modifiers[0].startswith("param::"):
-        asm.load_parameter(s, results, address, typed(modifiers)[1])
+        asm.load_parameter(results, address, typed(modifiers)[1])
         return
     space, count, kind = _access(s, modifiers)
     base, offset, flags = _address(asm, address)
@@ -67,7 +67,7 @@ def store(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     address, value = s.operands[:2]
     values = value if isinstance(value, tuple) else (value,)
     if modifiers[0] == "param" or modifiers[0].startswith("param::"):
-        asm.store_parameter(s, values, address, typed(modifiers)[1])
+        asm.store_parameter(values, address, typed(modifiers)[1])
         return
     space, count, kind = _access(s, modifiers)
     base, offset, flags = _address(asm, address)
@@ -90,7 +90,9 @@ def atomic(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     operands = list(s.operands)
     results = (operands.pop(0),) if s.opcode.startswith("atom") else ()
     base, offset, flags = _address(asm, operands.pop(0))
-    suffix = "_F" if kind[0] == "f" and name == "add" else f"_{'S' if kind[0] == 's' else 'U'}" if name in ("min", "max") else ""
+    suffix = "_F" if kind[0] == "f" and name == "add" else ""
+    if name in ("min", "max"):
+        suffix = "_S" if kind[0] == "s" else "_U"
     asm.emit(
         Op.ATOM if results else Op.RED, results, [base, *((v, size) for v in operands)], kind=space, width=size,
         size=size, imm=offset, flags=flags, second=Atomic[f"ATOM_{name.upper()}{suffix}"],
@@ -190,7 +192,7 @@ def barrier(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         return
     aligned = s.opcode.startswith("bar.") or "aligned" in modifiers
     modifiers = [m for m in modifiers if m != "aligned"]
-    result: str | tuple = ()
+    result: Any = None
     operands, predicate = list(s.operands), []
     if modifiers == ["sync"]:
         op = Op.BAR_SYNC
@@ -201,8 +203,10 @@ def barrier(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         result, predicate = operands.pop(0), [operands.pop()]
     else:
         raise unsupported(s)
-    fixed = [value if isinstance(value, int) else 0 for value in (*operands, 0, 0)]
-    asm.emit_barrier(op, result, operands, predicate, number=fixed[0], count=fixed[1], kind=int(not aligned))
+    operands = [*operands, 0, 0][:2]
+    number, count = (value if isinstance(value, int) else 0 for value in operands)
+    places = [None if isinstance(value, int) else value for value in operands]
+    asm.emit_barrier(op, result, [*places, *predicate], kind=int(not aligned), imm=number, second=count)
 
 
 @handles("bra", "brx", "ret", "exit", "trap", "brkpt")

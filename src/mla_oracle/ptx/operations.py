@@ -67,11 +67,10 @@ def typed(modifiers: list[str]) -> tuple[list[str], str]:
     return modifiers[:-1], modifiers[-1]
 
 
-def half(asm: Assembler, s: Statement, name: str, kind: str, flags: int, args: list | None = None) -> None:
+def half(asm: Assembler, s: Statement, name: str, kind: str, flags: int) -> None:
     width = 4 if kind.endswith("x2") else 2
-    args = s.operands[1:] if args is None else args
     asm.emit(
-        Op[f"{name}_H"], s.operands[0], args, width=width, kind=HALF[kind], count=width // 2, flags=flags
+        Op[f"{name}_H"], s.operands[0], s.operands[1:], width=width, kind=HALF[kind], count=width // 2, flags=flags
     )
 
 
@@ -142,10 +141,8 @@ def logic(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     (kind,) = modifiers
     width = SIZES[kind]
     name = s.opcode.split(".")[0].upper()
-    if name == "SHR":
-        name = f"SHR_{'S' if kind[0] == 's' else 'U'}{8 * width}"
-    else:
-        name = f"{name}_{8 * width}"
+    sign = "" if name != "SHR" else "S" if kind[0] == "s" else "U"
+    name = f"{name}_{sign}{8 * width}"
     args = s.operands[1:]
     if name[:2] == "SH":
         asm.emit(Op[name], s.operands[0], [(args[0], width), (args[1], 4)], width=width)
@@ -250,7 +247,8 @@ def move(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         part = width // len(target)
         for index, result in enumerate(target):
             if result != "_":
-                asm.emit(Op[f"UNPACK_{len(target)}X{8 * part}"], result, [(value, width)], width=part, size=width, kind=index)
+                op = Op[f"UNPACK_{len(target)}X{8 * part}"]
+                asm.emit(op, result, [(value, width)], width=part, size=width, kind=index)
     elif isinstance(value, tuple):
         part = width // len(value)
         asm.emit(Op[f"PACK_{len(value)}X{8 * part}"], target, [(v, part) for v in value], width=width, size=part)
@@ -327,9 +325,7 @@ def _from_integer(asm: Assembler, s: Statement, modifiers: list[str], to: str, s
     elif (to, source, flags, size) == ("f32", "s32", 0, 4):
         asm.emit(Op.CVT_F32_S32, result, [value])
     else:
-        asm.emit(
-            Op.CVT_FLOAT_INT, result, [(value, size)], width=SIZES[to], size=size, kind=_code(source), flags=flags
-        )
+        asm.emit(Op.CVT_FLOAT_INT, result, [(value, size)], width=SIZES[to], size=size, kind=_code(source), flags=flags)
 
 
 def _between_floats(asm: Assembler, s: Statement, modifiers: list[str], to: str, source: str) -> None:

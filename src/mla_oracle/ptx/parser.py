@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mla_oracle.errors import InputError, UnsupportedError
+from mla_oracle.errors import InputError, OracleError, UnsupportedError
 
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "bsuf" for bits in (8, 16, 32, 64)} | {"pred": 4, "b128": 16}
 SIZES |= {"f16x2": 4, "bf16": 2, "bf16x2": 4}
@@ -53,7 +53,7 @@ class Statement:
     guard: str | None
     negated: bool
     opcode: str
-    operands: list
+    operands: list[Any]
 
 
 @dataclass(slots=True)
@@ -109,7 +109,13 @@ def _number(text: str) -> int:
 
 def parse(text: str) -> Module:
     """The module in `text`. Raises InputError for text that is not PTX, UnsupportedError for what is not read."""
-    return _Reader().module(text)
+    reader = _Reader()
+    try:
+        return reader.module(text)
+    except OracleError:
+        raise
+    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+        raise InputError(f"PTX line {reader.line}: not PTX ({type(error).__name__}: {error})") from error
 
 
 class _Reader:
@@ -118,12 +124,13 @@ class _Reader:
         self.function: Function | None = None
         self.scopes: list[dict[str, str]] = []
         self.source = Source(0, 0)
+        self.line = 0
         self.skip = 0  # depth of braces inside a .section
-        self.scope_count = 0
 
     def module(self, text: str) -> Module:
         pending, start = "", 1
         for number, raw in enumerate(text.splitlines(), 1):
+            self.line = number
             line = raw.split("//", 1)[0] if '"' not in raw else raw
             if self.skip:
                 self.skip += line.count("{") - line.count("}")
@@ -171,7 +178,9 @@ class _Reader:
             self.result.target = words[1].rstrip(",")
 
     def _foreign(self, file: int) -> bool:
-        return re.search(r"(cuda_\w+|sm_\d+_\w+|device_\w+|crt/\w+)\.hp?p?$", self.result.files.get(file, "")) is not None
+        return (
+            re.search(r"(cuda_\w+|sm_\d+_\w+|device_\w+|crt/\w+)\.hp?p?$", self.result.files.get(file, "")) is not None
+        )
 
     def _label(self, name: str) -> None:
         if self.function:
@@ -185,7 +194,6 @@ class _Reader:
             self.scopes = [{}]
         else:
             self.scopes.append({})
-            self.scope_count += 1
 
     def _close(self, line: int) -> None:
         if not self.scopes:
@@ -195,7 +203,9 @@ class _Reader:
             self.function = None
 
     def _header(self, head: str, line: int) -> None:
-        found = re.match(r"(?:\.\w+\s+)*?\.(entry|func)\s*(?:\(([^)]*)\)\s*)?([$\w]+)\s*(?:\(([^)]*)\))?(.*)", head, re.S)
+        found = re.match(
+            r"(?:\.\w+\s+)*?\.(entry|func)\s*(?:\(([^)]*)\)\s*)?([$\w]+)\s*(?:\(([^)]*)\))?(.*)", head, re.S
+        )
         if not found:
             raise InputError(f"PTX line {line}: not a function: {head.split()}")
         self.function = Function(found[3], found[1] == "entry")
@@ -228,9 +238,9 @@ class _Reader:
         function = self.function
         body = text[text.index(head) + len(head) :].strip()
         if head == ".reg" and function:
-            kind, names = re.match(r"\.(\w+)\s+(.*)", body, re.S).groups()
+            kind, _, names = body.removeprefix(".").partition(" " if " " in body else "\t")
             for name in _parts(names):
-                self._register(name, kind)
+                self._register(function, name, kind.strip())
         elif head in (".shared", ".global", ".const", ".local", ".param"):
             variable = _variable(body, line, extern)
             if head in (".global", ".const"):
@@ -239,31 +249,31 @@ class _Reader:
                 self.result.shared.append(variable)
             else:
                 if head == ".param":
-                    self.scopes[-1][variable.name] = variable.name = f"{variable.name}@{self.scope_count}"
-                {".shared": function.shared, ".local": function.local, ".param": function.arguments}[head].append(variable)
-        elif head == ".branchtargets" or head == ".calltargets":
+                    self.scopes[-1][variable.name] = variable.name = f"{variable.name}@{len(function.arguments)}"
+                lists = {".shared": function.shared, ".local": function.local, ".param": function.arguments}
+                lists[head].append(variable)
+        elif head == ".branchtargets" and function:
             label = next(name for name, at in reversed(function.labels.items()) if at == len(function.statements))
             function.targets[label] = [part.strip() for part in body.split(",")]
         elif head not in (".pragma", ".func", ".noreturn", ".callprototype", ".maxntid", ".alias"):
             raise UnsupportedError(f"PTX line {line}: {head} is not supported by the interpreter")
 
-    def _register(self, name: str, kind: str) -> None:
+    def _register(self, function: Function, name: str, kind: str) -> None:
         names = [name]
         if found := re.match(r"([$%\w]+)<(\d+)>$", name):
             names = [f"{found[1]}{index}" for index in range(int(found[2]))]
         for name in names:
-            unique = name if len(self.scopes) == 1 else f"{name}@{self.scope_count}"
+            unique = name if len(self.scopes) == 1 else f"{name}@{len(function.registers)}"
             self.scopes[-1][name] = unique
-            self.function.registers[unique] = kind
+            function.registers[unique] = kind
 
     def _name(self, name: str) -> str:
         return next((scope[name] for scope in reversed(self.scopes) if name in scope), name)
 
-    def _operand(self, text: str, line: int):
+    def _operand(self, text: str, line: int) -> Any:
         if text.startswith("[") and text.endswith("]"):
             base, _, offset = (part.strip() for part in re.sub(r"\+\s*-", "+-", text[1:-1]).partition("+"))
-            base = _number(base) if _NUMBER.match(base) else self._name(base)
-            return Address(base, _number(offset) if offset else 0)
+            return Address(_number(base) if _NUMBER.match(base) else self._name(base), _number(offset) if offset else 0)
         if text[0] in "{(":
             return tuple(self._operand(part, line) for part in _parts(text[1:-1]))
         if _NUMBER.match(text):

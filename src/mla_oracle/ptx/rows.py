@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+from mla_oracle.ptx.program import Draft
 
-def share(drafts: list, successors: list[list[int]], widths: dict[str, int], first: int) -> tuple[dict[str, int], int]:
+
+def share(
+    drafts: list[Draft], successors: list[list[int]], widths: dict[str, int], first: int
+) -> tuple[dict[str, int], int]:
     """(register -> row, rows in all) for instructions `drafts`; rows below `first` are taken."""
     numbers: dict[str, int] = {}
     for draft in drafts:
-        for name in _touched(draft, widths):
+        for name in (*draft.written, *draft.registers):
             numbers.setdefault(name, len(numbers))
-    begin, end = _ranges(drafts, successors, widths, numbers)
+    begin, end = _ranges(drafts, successors, numbers)
     rows: dict[str, int] = {}
     free: dict[int, list[int]] = {1: [], 2: []}
-    active: list[tuple[int, int, int]] = []
+    active: list[tuple[int, int, int]] = []  # (end, row, size)
     total = first
     for name in sorted(numbers, key=lambda name: (begin[numbers[name]], numbers[name])):
         number, size = numbers[name], 2 if widths[name] == 8 else 1
@@ -36,20 +40,10 @@ def share(drafts: list, successors: list[list[int]], widths: dict[str, int], fir
     return rows, total
 
 
-def _touched(draft, widths: dict[str, int]) -> list[str]:
-    names = [*draft.results, *(arg for arg, _ in draft.args), draft.guard]
-    return [name for name in names if isinstance(name, str) and name in widths]
-
-
-def _ranges(drafts: list, successors: list[list[int]], widths: dict[str, int], numbers: dict[str, int]):
+def _ranges(drafts: list[Draft], successors: list[list[int]], numbers: dict[str, int]) -> tuple[list[int], list[int]]:
     """First and last instruction at which each register holds something needed. Sets of registers are bits."""
-    uses, kills = [], []
-    for draft in drafts:
-        read = [arg for arg, _ in draft.args if isinstance(arg, str) and arg in widths]
-        read += [draft.guard] if draft.guard else []
-        written = [r for r in draft.results if isinstance(r, str) and r in widths]
-        uses.append(sum(1 << n for n in {numbers[name] for name in read}))
-        kills.append(0 if draft.guard else sum(1 << n for n in {numbers[name] for name in written}))
+    uses = [_bits(draft.registers, numbers) for draft in drafts]
+    writes = [_bits(draft.written, numbers) for draft in drafts]
     live = [0] * (len(drafts) + 1)
     changed = True
     while changed:
@@ -58,17 +52,19 @@ def _ranges(drafts: list, successors: list[list[int]], widths: dict[str, int], n
             after = 0
             for successor in successors[index]:
                 after |= live[successor]
-            before = uses[index] | (after & ~kills[index])
+            before = uses[index] | (after if drafts[index].guard else after & ~writes[index])
             if before != live[index]:
                 live[index], changed = before, True
     begin, end = [len(drafts)] * len(numbers), [0] * len(numbers)
-    for index, draft in enumerate(drafts):
-        here = live[index]
-        for name in _touched(draft, widths):
-            here |= 1 << numbers[name]
+    for index in range(len(drafts)):
+        here = live[index] | writes[index]
         while here:
             number = (here & -here).bit_length() - 1
             here &= here - 1
             begin[number] = min(begin[number], index)
             end[number] = max(end[number], index)
     return begin, end
+
+
+def _bits(names: list[str], numbers: dict[str, int]) -> int:
+    return sum(1 << number for number in {numbers[name] for name in names})
