@@ -14,6 +14,8 @@ from mla_oracle import backends
 from mla_oracle.errors import MissingError
 
 BACKENDS = ("ptx", "cuda")
+ARCHS = ("sm_80", "sm_90", "sm_100")  # what the interpreter runs, from two code generators of NVRTC
+MACHINES = (*(f"ptx {arch}" for arch in ARCHS), "cuda")
 EPS, TINY = 2.0**-23, 2.0**-126
 
 
@@ -35,10 +37,25 @@ def missing(backend):
     return None
 
 
-def machine(backend):
+@cache
+def interpreter(arch, threads=None):
+    from mla_oracle.ptx import Interpreter
+
+    return Interpreter(arch, threads=threads)
+
+
+def machine(name):
+    """The machine of one of MACHINES or BACKENDS, for a fixture; the test is skipped where it is missing.
+
+    No kernel may have met what the interpreter warns of.
+    """
+    backend, _, arch = name.partition(" ")
     if reason := missing(backend):
         pytest.skip(reason)
-    return backends.machine(backend)
+    machine = interpreter(arch) if arch else backends.machine(backend)
+    yield machine
+    for kernel in getattr(machine, "_kernels", {}).values():
+        assert not kernel.warnings, (kernel.name, kernel.warnings)
 
 
 def paged(case, lse_unit=1.0):
@@ -103,7 +120,7 @@ def angles(theta, base, amplitude):
 
 
 def merge(partial_out, partial_lse, unit, empty):
-    """(out [N, V], lse [N]) of partial_out [S, N, V], partial_lse [S, N] and which are `empty` [S, N]: gpu.forms.merge."""
+    """(out [N, V], lse [N]) of partial_out [S, N, V], partial_lse and `empty` [S, N]: gpu.forms.merge in numpy."""
     S = len(partial_out)
     o = np.where(empty[..., None], 0, np.abs(partial_out.astype(np.float64)))
     lse = np.where(empty, -np.inf, partial_lse.astype(np.float64))
@@ -121,4 +138,5 @@ def assert_within(got, expected, allowed):
     with np.errstate(invalid="ignore"):
         good = np.abs(got - expected) <= allowed
     good |= (got == expected) | (np.isnan(got) & np.isnan(expected))
-    assert good.all(), (np.argwhere(~good)[0], got[~good][0], expected[~good][0], np.broadcast_to(allowed, got.shape)[~good][0])
+    bad = [x[~good][0] for x in (got, expected, np.broadcast_to(allowed, got.shape))] if not good.all() else []
+    assert good.all(), (np.argwhere(~good)[0], *bad)

@@ -5,7 +5,7 @@ import kernel_cases
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_cases import BACKENDS, EPS, TINY, assert_within
+from kernel_cases import EPS, MACHINES, TINY, assert_within
 from problems import DTYPES
 
 from mla_oracle import Yarn, append_kv, merge_states, rope
@@ -30,9 +30,9 @@ SHAPES = {  # t_q, H, P, R, V, L, t_kv
 }
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=MACHINES)
 def machine(request):
-    return kernel_cases.machine(request.param)
+    yield from kernel_cases.machine(request.param)
 
 
 # --- naive and absorbed

@@ -2,6 +2,7 @@
 """The kernels behind the public functions and the command line, and the one line that each bad input gets."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -13,19 +14,20 @@ from problems import dense, paged
 
 import mla_oracle
 from mla_oracle import InputError, MissingError, UnsupportedError, Yarn, backends, cli, dtypes, expected, generate, rope
-from mla_oracle.gpu import forms
+from mla_oracle.gpu import forms, layout, sources
+from mla_oracle.gpu import paged as paged_form
 from mla_oracle.gpu.machine import Buffer
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
-    kernel_cases.machine(request.param)
-    return request.param
+    for _ in kernel_cases.machine(request.param):
+        yield request.param
 
 
 @pytest.fixture(params=BACKENDS)
 def machine(request):
-    return kernel_cases.machine(request.param)
+    yield from kernel_cases.machine(request.param)
 
 
 def assert_close(got, truth):
@@ -147,7 +149,8 @@ def test_nothing_of_cuda_is_imported_until_it_is_asked_for():
 import sys, numpy as np, mla_oracle
 mla_oracle.merge_states(np.ones((1, 1, 1), "f4"), np.ones((1, 1), "f4"))
 from mla_oracle import oracle, cli, dense, paged, rope, append, backends
-print([name for name in sys.modules if name.split(".")[0] == "cuda" or name.startswith(("mla_oracle.gpu", "mla_oracle.ptx"))])
+gpu = ("cuda", "mla_oracle.gpu", "mla_oracle.ptx")
+print([name for name in sys.modules if any(name == x or name.startswith(x + ".") for x in gpu)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -171,7 +174,8 @@ def test_a_form_without_a_fast_tier_refuses_fast():
 def test_cuda_without_a_device_is_missing(capsys):
     with pytest.raises(MissingError):
         mla_oracle.decode_paged(**paged(3, [5]), backend="cuda")
-    assert cli.main(["run", "paged:heads=2,row=20,value=16,scale=0.2,lens=5", "--backend", "cuda", "--precision", "f32"]) == 4
+    case = "paged:heads=2,row=20,value=16,scale=0.2,lens=5"
+    assert cli.main(["run", case, "--backend", "cuda", "--precision", "f32"]) == 4
     assert json.loads(capsys.readouterr().out)["error"]["code"] == 4
 
 
@@ -229,6 +233,12 @@ def test_buffers_no_kernel_can_take(machine, what):
     with pytest.raises(InputError) as caught:
         decode(machine, **changes)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_limits_are_what_the_kernels_are_compiled_with():
+    kernels = sources.read("common.cuh") + sources.read("paged.cu")
+    for name, value in (("THREADS", layout.THREADS), ("WIDEST", layout.WIDEST), ("MOST_SPLITS", paged_form.MOST_SPLITS)):
+        assert re.search(rf"constexpr int {name} = (\d+);", kernels)[1] == str(value)
 
 
 def test_sizes_beyond_the_kernels(backend):

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fast_cases import make, place, strict64
-from kernel_cases import BACKENDS, assert_within
+from kernel_cases import MACHINES, assert_within
 
 from mla_oracle.gpu import forms
 from mla_oracle.gpu.machine import Buffer
@@ -14,9 +14,9 @@ from mla_oracle.gpu.machine import Buffer
 DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=MACHINES)
 def machine(request):
-    return kernel_cases.machine(request.param)
+    yield from kernel_cases.machine(request.param)
 
 
 def decode(machine, case, lse_unit=1.0, **options):
@@ -51,6 +51,11 @@ def test_lengths_around_every_edge_of_a_block_a_tile_and_a_split(machine, edges)
 
 def test_lengths_around_the_edge_of_a_default_split(machine):
     assert_right(machine, make(4, 1, 1, 9, 8, [511, 512, 513, 1025], 64))
+
+
+def test_a_long_row_has_no_more_than_the_most_splits(machine):
+    case = make(4, 1, 1, 5, 4, [2047, 2048, 2049, 4097], 64)
+    assert_right(machine, case, split_keys=32)
 
 
 @pytest.mark.parametrize("H", [1, 3, 16, 20, 64, 128])
@@ -146,7 +151,8 @@ def test_the_largest_ids_reach_their_page(machine):
     near = arrays[1]
     pointer = (near.pointer - first * near.strides[0]) % 2**64
     arrays[1] = Buffer(pointer, (2**31, *near.shape[1:]), near.dtype, near.strides, near)
-    arrays[2] = forms.put(machine, np.where(case.block_table == 2147480000, -(2**31), case.block_table + np.int32(first)))
+    table = np.where(case.block_table < 2**30, case.block_table.astype(np.int64) + first, -1)
+    arrays[2] = forms.put(machine, table.astype(np.int32))
     out, lse = machine.empty((3, 1, 2, 33), np.float32), machine.empty((3, 1, 2), np.float32)
     forms.decode_paged(machine, *arrays, case.scale, True, 1.0, -np.inf, out, lse, longest=70)
     assert [machine.download(x).tobytes() for x in (out, lse)] == [x.tobytes() for x in expected]
@@ -273,14 +279,20 @@ def test_the_same_bits_for_any_block_size_and_whatever_the_longest_length_is_sai
         assert bits(decode(machine, repaged, split_keys=64)) == expected
 
 
+@pytest.mark.skipif(kernel_cases.missing("ptx") is not None, reason="the extra cuda is not installed")
+def test_the_same_bits_for_any_number_of_the_interpreters_threads():
+    case = make(4, 2, 3, 24, 17, [70, 0, 129, 200], 16)
+    expected = bits(decode(kernel_cases.interpreter("sm_80", 1), case, split_keys=64))
+    for threads in (2, 3, 7):
+        assert bits(decode(kernel_cases.interpreter("sm_80", threads), case, split_keys=64)) == expected
+
+
 # --- ids and lengths, checked where they lie
 
 
 def check(machine, table, lens, num_blocks, block_size):
-    put = forms.put
-    return forms.check_ids(
-        machine, put(machine, np.asarray(table, np.int32)), put(machine, np.asarray(lens, np.int32)), num_blocks, block_size
-    )
+    arrays = [forms.put(machine, np.asarray(array, np.int32)) for array in (table, lens)]
+    return forms.check_ids(machine, *arrays, num_blocks, block_size)
 
 
 def test_the_first_fault_in_lengths_and_ids_is_found_on_the_machine(machine):

@@ -10,7 +10,7 @@ inputs as stored and is the truth that errors are measured from. "auto" takes th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,16 +112,20 @@ def multiply_adds(form: str, geometry: Geometry, t_q: int, t_kv: int) -> int:
     return t_q * decompress + t_q * t_kv * geometry.num_heads * (geometry.latent_dim + geometry.kv_lora_rank)
 
 
+Inputs = tuple[Array, Array, Array, Array, Array, Array]
+
+
 class Problem(NamedTuple):
     """A checked problem; `out` has the number type of its precision."""
 
-    arrays: tuple[Array, ...]  # q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, as stored
+    arrays: Inputs  # q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, as stored
     scale: float
     out: Array  # [t_q, H, V], to be filled
     lengths: tuple[int, int]  # t_q, t_kv
 
-    def widened(self) -> Any:
-        return tuple(widen(array, self.out.dtype) for array in self.arrays)
+    def widened(self) -> Inputs:
+        a, b, c, d, e, f = (widen(array, self.out.dtype) for array in self.arrays)
+        return a, b, c, d, e, f
 
 
 def stored_alike(arrays: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -76,7 +76,7 @@ def check_shapes(case: Case) -> None:
 
 
 def backend_of(case: Case, backend: str = "auto") -> str:
-    """Which backend `expected` uses for a valid case: `backend`, but for auto, and fast where a kind has strict alone."""
+    """Which backend `expected` uses for a valid case: not "auto", and "strict" where a kind has no fast one."""
     match case:
         case DenseCase():
             size = dense.multiply_adds(case.kind, _geometry(case), len(case.q_nope), len(case.c_kv))

@@ -14,9 +14,7 @@ from mla_oracle.arrays import Array
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.gpu.machine import Buffer, Machine, contiguous
 
-WARP = 32  # these three as in cuda/common.cuh
-THREADS = 128
-TILE = 32
+THREADS = 128  # of a block, as in cuda/common.cuh
 WIDEST = 4096  # elements of a key or a value: both lie in 48 KiB of shared memory, with one tile's weights
 # Shared memory that a block can have, in KiB, by compute capability (CUDA C++ Programming Guide, technical
 # specifications), a kilobyte that the system keeps left out; 99 where it is not known.
@@ -84,7 +82,7 @@ def narrow(**sizes: int) -> None:
 
 
 def few(**sizes: int) -> None:
-    """Raise UnsupportedError for more heads or splits than an axis of a grid has blocks."""
+    """Raise UnsupportedError for more heads than an axis of a grid has blocks."""
     for name, size in sizes.items():
         if size > MANY:
             raise UnsupportedError(f"{name} is {size}, the CUDA kernels take at most {MANY}")

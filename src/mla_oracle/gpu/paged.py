@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paged decode on a machine: `decode` takes what the strict kernel takes, and fills the same outputs.
 
-A row's keys are cut into splits of `split_keys`, counted from its first key; a block of threads does one split, and
-the splits are combined in ascending order. So the bits of a row depend on its own keys and on `split_keys`, not on the
-batch it stands in, on where its pages lie, or on the machine's size.
+A row's keys are cut into splits of `split_keys`, counted from its first key, or into MOST_SPLITS of whole tiles where
+that would be more; a block of threads does one split, and the splits are combined in ascending order. So a row's bits
+depend on its own keys and on `split_keys`, not on the batch it stands in, on where its pages lie, or on the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mla_oracle.gpu.machine import Buffer, Machine
 
 FLOATS = ("f32", "f16", "bf16")
 SPLIT_KEYS = 512
-KERNELS = ("scalar", "mma")
+MOST_SPLITS = 64  # as in cuda/paged.cu
 NO_FAULT = np.uint64(2**64 - 1)
 
 
@@ -65,28 +65,16 @@ def decode(
     a rescaling for each tile of 32 and split; 32: exp (2 ulp), the lanes' sum, the division; tiny: weights and products
     below it count as 0; the LSE: log (2 ulp), its sum and its unit.
 
-    On tensor cores, which may truncate where they add (a product of 16 and a sum is 17 addends), and with weights
-    rounded to the cache's dtype, u = 2^-9 of bf16 or 2^-12 of f16, whose smallest step is 2^-24,
-
-        relative = eps * ((1.1 D + 16) * size + 1.6 n + 32)
-        out:  (relative + u) * (sum p |v| / sum p) + n * (tiny + 2^-24 if f16) * (1 + max |v|)
-
-    Scratch: B x T x H x splits x (V + 2) numbers.
-    Raises InputError for arrays that do not fit, UnsupportedError for D above 4096, too many heads or tokens, or a
-    kernel that does not take the problem.
+    Scratch: B x T x H x splits x (V + 2) numbers, splits being those of `longest`.
+    Raises InputError for arrays that do not fit, UnsupportedError for D above 4096 or H above 65535.
     """
     B, T, H, D = q.shape
-    V, (num_blocks, block_size, _) = out.shape[-1], kv_cache.shape
-    max_blocks = block_table.shape[1]
+    V, block_size = out.shape[-1], kv_cache.shape[1]
     if longest is None:
-        longest = max_blocks * block_size
-    splits = max(1, -(-longest // split_keys))
-    reason = paged_mma.refusal(q, kv_cache, V, machine.arch)
-    choice("kernel", kernel or "mma", KERNELS)
-    if kernel == "mma" and reason:
-        raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
+        longest = block_table.shape[1] * block_size
+    splits = min(MOST_SPLITS, max(1, -(-longest // split_keys)))
     narrow(D=D)
-    few(H=H, splits=splits)
+    few(H=H)
     if kv_cache.shape[2] != D or V > D:
         raise InputError(f"kv_cache is {list(kv_cache.shape)}, expected rows of q's {D} elements, out's {V} or more")
     query = dtypes.STORED.index(name_of("q", q, *FLOATS))
