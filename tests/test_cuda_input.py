@@ -13,7 +13,7 @@ from kernel_cases import BACKENDS
 from problems import dense, paged
 
 import mla_oracle
-from mla_oracle import InputError, MissingError, UnsupportedError, Yarn, backends, cli, dtypes, expected, generate, rope
+from mla_oracle import InputError, MissingError, UnsupportedError, Yarn, backends, cli, dtypes, expected, generate, placement, rope
 from mla_oracle.gpu import forms, layout, sources
 from mla_oracle.gpu import paged as paged_form
 from mla_oracle.gpu.machine import Buffer
@@ -48,6 +48,17 @@ def test_decode_paged(backend, T):
     assert_close(got.lse, truth.lse)
     rounded = mla_oracle.decode_paged(**problem, **how, backend=backend, out_dtype="bf16")
     assert rounded.out.dtype == problem["q"].dtype
+
+
+def test_decode_paged_of_a_cache_larger_than_any_memory(backend):
+    case = generate("paged:heads=2,row=20,value=16,scale=0.2,lens=5+0+40,block=16,pages=huge")
+    cache = placement.sparse_cache(case)
+    assert cache.nbytes > 2**34
+    how = {"softmax_scale": 0.2, "head_dim_v": 16}
+    got = mla_oracle.decode_paged(case.q, cache, case.block_table, case.seq_lens, **how, backend=backend)
+    truth = mla_oracle.decode_paged(case.q, cache, case.block_table, case.seq_lens, **how, precision="f64")
+    assert_close(got.out, truth.out)
+    assert_close(got.lse, truth.lse)
 
 
 def test_decode_paged_of_nothing(backend):
@@ -237,7 +248,8 @@ def test_buffers_no_kernel_can_take(machine, what):
 
 def test_limits_are_what_the_kernels_are_compiled_with():
     kernels = sources.read("common.cuh") + sources.read("paged.cu")
-    for name, value in (("THREADS", layout.THREADS), ("WIDEST", layout.WIDEST), ("MOST_SPLITS", paged_form.MOST_SPLITS)):
+    limits = {"THREADS": layout.THREADS, "WIDEST": layout.WIDEST, "MOST_SPLITS": paged_form.MOST_SPLITS}
+    for name, value in limits.items():
         assert re.search(rf"constexpr int {name} = (\d+);", kernels)[1] == str(value)
 
 

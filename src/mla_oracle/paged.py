@@ -140,7 +140,8 @@ def decode_paged(
         from .gpu import forms
 
         on, longest = machine(used, precision, threads), int(seq_lens.max(initial=0))
-        arguments = q, kv_cache, block_table, seq_lens, scale, causal, unit, empty_lse
+        cache, table = forms.pages_in_use(kv_cache, block_table, seq_lens)
+        arguments = q, cache, table, seq_lens, scale, causal, unit, empty_lse
         forms.fill(forms.decode_paged, on, *arguments, outputs=(out, lse), longest=longest)
     elif out.size and used == "fast":
         from .fast import paged

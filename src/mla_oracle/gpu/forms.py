@@ -19,7 +19,7 @@ from mla_oracle.errors import InputError
 from mla_oracle.gpu.dense import absorb_query, attend_absorbed, attend_naive, up_project
 from mla_oracle.gpu.layout import THREADS, few, name_of, packed, put, strides
 from mla_oracle.gpu.machine import Buffer, Machine
-from mla_oracle.gpu.paged import FLOATS, check_ids
+from mla_oracle.gpu.paged import FLOATS, check_ids, pages_in_use
 from mla_oracle.gpu.paged import decode as decode_paged
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "decode_paged",
     "fill",
     "merge",
+    "pages_in_use",
     "put",
     "rotate",
     "turn",

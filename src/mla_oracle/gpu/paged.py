@@ -11,9 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from mla_oracle import dtypes
-from mla_oracle.checks import choice
-from mla_oracle.errors import InputError, UnsupportedError
-from mla_oracle.gpu import paged_mma
+from mla_oracle.arrays import Array
+from mla_oracle.errors import InputError
 from mla_oracle.gpu.layout import THREADS, few, name_of, narrow, packed, put, strides
 from mla_oracle.gpu.machine import Buffer, Machine
 
@@ -125,6 +124,19 @@ def decode(
         *map(np.int32, (T, V, splits, split_keys)),
     )
     return name
+
+
+def pages_in_use(kv_cache: Array, block_table: Array, seq_lens: Array) -> tuple[Array, Array]:
+    """The cache and the table of the blocks in use alone, where that leaves out most of the cache.
+
+    A cache is copied to the machine as a whole, and may be larger than any memory: mapped, and empty but for its blocks.
+    """
+    slots = np.arange(block_table.shape[1])
+    used = slots < -(-seq_lens.astype(np.int64) // kv_cache.shape[1])[:, None]  # [B, max_blocks]
+    ids = np.unique(block_table[used])
+    if 2 * len(ids) >= len(kv_cache):
+        return kv_cache, block_table
+    return kv_cache[ids], np.where(used, np.searchsorted(ids, block_table), -1).astype(np.int32)
 
 
 def check_ids(
