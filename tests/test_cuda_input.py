@@ -13,7 +13,19 @@ from kernel_cases import BACKENDS
 from problems import dense, paged
 
 import mla_oracle
-from mla_oracle import InputError, MissingError, UnsupportedError, Yarn, backends, cli, dtypes, expected, generate, placement, rope
+from mla_oracle import (
+    InputError,
+    MissingError,
+    UnsupportedError,
+    Yarn,
+    backends,
+    cli,
+    dtypes,
+    expected,
+    generate,
+    placement,
+    rope,
+)
 from mla_oracle.gpu import forms, layout, sources
 from mla_oracle.gpu import paged as paged_form
 from mla_oracle.gpu.machine import Buffer

@@ -129,7 +129,7 @@ def decode(
 def pages_in_use(kv_cache: Array, block_table: Array, seq_lens: Array) -> tuple[Array, Array]:
     """The cache and the table of the blocks in use alone, where that leaves out most of the cache.
 
-    A cache is copied to the machine as a whole, and may be larger than any memory: mapped, and empty but for its blocks.
+    A cache is copied to the machine as a whole, and may be larger than any memory: mapped, empty but for its blocks.
     """
     slots = np.arange(block_table.shape[1])
     used = slots < -(-seq_lens.astype(np.int64) // kv_cache.shape[1])[:, None]  # [B, max_blocks]
