@@ -208,6 +208,7 @@ def test_states_that_no_kernel_merges_are_refused(on_fake: Script) -> None:
 refused(lambda: merge(lse=partial_lse[:, :1]))
 refused(lambda: merge(lse=partial_lse.astype(np.float16)))
 refused(lambda: merge(out=partial_out[..., ::2]))
+refused(lambda: merge(lse=np.ones((3, 2, 10), np.float32)[..., ::2]))
 refused(lambda: merge(precision="f64"))
 refused(lambda: mla_oracle.merge_states(partial_out, partial_lse, stream=0x70))
 """
@@ -216,6 +217,7 @@ refused(lambda: mla_oracle.merge_states(partial_out, partial_lse, stream=0x70))
         "InputError partial_lse is [3, 1, 5], expected [S, ...] with partial_out [S, ..., V], which is [3, 2, 5, 16]",
         "InputError partial_lse is f16, expected f32",
         "InputError partial_out has a stride of 320 bytes on axis 0, expected 160 (contiguous)",
+        "InputError partial_lse has a stride of 80 bytes on axis 0, expected 40 (contiguous)",
         "UnsupportedError arrays on a GPU are computed in precision 'f32'",
         "InputError stream is 112, expected None without arrays on a GPU and backend 'cuda'",
     ], ran.stderr
