@@ -90,7 +90,7 @@ def _dot(q: Array, rows: Rows, addresses: Array, columns: slice, known: Array | 
     strange = np.flatnonzero(lanes < 0)
     scores = known[..., np.maximum(lanes, 0)] if known.shape[-1] else np.zeros((T, H, n))
     if len(strange):
-        keys = rows.memory.read(addresses[strange])[:, columns]
+        keys = rows.strange(addresses[strange])[:, columns]
         scores[..., strange] = (q.reshape(T * H, width) @ keys.T).reshape(T, H, len(strange))
     return scores
 
@@ -153,8 +153,12 @@ def _sum(weights: Array, s: Array, values: Array, finite: bool, touches_masked: 
     weights = weights.reshape(T * H, n)
     if finite:
         return (weights @ values).reshape(T, H, -1)
-    bad = np.flatnonzero(~np.isfinite(values).all(1))
-    acc = weights @ np.where(np.isfinite(values), values, 0)
+    lost = np.isnan(weights).any(1)  # rows that are NaN whatever the values are
+    if lost.all():
+        return np.full((T, H, values.shape[1]), np.nan)
+    good = np.isfinite(values)
+    bad = np.flatnonzero(~good.all(1))
+    acc = weights @ np.where(good, values, 0)
     if len(bad):
         weight, value = weights[:, bad], values[bad]
         touched = np.ones(weight.shape, bool) if touches_masked else s.reshape(T * H, n)[:, bad] != -np.inf

@@ -84,6 +84,7 @@ class Rows:
         self.finite = bool(np.isfinite(self.data).all())
         self._order = np.argsort(addresses, kind="stable")
         self._sorted = addresses[self._order]
+        self._strange = addresses[:0], self.data[:0]  # what was read last of other rows
 
     def lanes(self, addresses: Array) -> Array:
         """The token at each address, -1 where none of the request's own lies there."""
@@ -102,5 +103,11 @@ class Rows:
         strange = np.flatnonzero(lanes < 0)
         if not len(strange):
             return out, self.finite
-        out[strange] = rows = self.memory.read(addresses[strange])
+        out[strange] = rows = self.strange(addresses[strange])
         return out, self.finite and bool(np.isfinite(rows).all())
+
+    def strange(self, addresses: Array) -> Array:
+        """The rows at addresses that are not the request's own [m, D]."""
+        if not np.array_equal(addresses, self._strange[0]):
+            self._strange = addresses, self.memory.read(addresses)
+        return self._strange[1]

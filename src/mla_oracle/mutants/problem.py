@@ -58,7 +58,8 @@ class Problem:
         self.D, self.block = self.memory.width, self.memory.block
         self.split = self.D - self._rope_width()
         self._kept: dict[int, tuple[Rows, State]] = {}
-        self._bytes = 0
+        self._last: tuple[Rows, State] | None = None
+        self._room = KEPT_BYTES
 
     def _paged(self, case: PagedCase) -> None:
         count_tokens(dense_table(case), case.seq_lens, len(case.kv_cache), case.kv_cache.shape[1])
@@ -163,17 +164,18 @@ class Problem:
         return Parts(np.minimum(rank, self.shards - 1), self.shards)
 
     def state(self, b: int) -> tuple[Rows, State]:
-        """The rows of request b and the state of its right plan."""
-        if b not in self._kept:
-            right = self._plan(b)
-            rows = Rows(self.memory, right.address(right, right.lanes))
-            state = evaluate(right, rows)
-            self._bytes += rows.data.nbytes + state.nbytes
-            while self._kept and self._bytes > KEPT_BYTES:
-                old_rows, old = self._kept.pop(next(iter(self._kept)))
-                self._bytes -= old_rows.data.nbytes + old.nbytes
-            self._kept[b] = rows, state
-        return self._kept[b]
+        """The rows of request b and the state of its right plan, kept for the next mutant while there is room."""
+        if b in self._kept:
+            return self._kept[b]
+        if self._last is not None and self._last[1].plan.b == b:
+            return self._last
+        right = self._plan(b)
+        rows = Rows(self.memory, right.address(right, right.lanes))
+        self._last = rows, evaluate(right, rows)
+        room = self._room - rows.data.nbytes - self._last[1].nbytes
+        if room >= 0:
+            self._kept[b], self._room = self._last, room
+        return self._last
 
     def evaluate(self, plans: Iterable[Plan]) -> Results:
         """The results of plans that cover every query token of every request."""
