@@ -98,8 +98,11 @@ def test_position_0_hides_a_wrong_angle(name):
     untouched(name, f"{SMALL},lens=1+9", 0)
 
 
-@pytest.mark.parametrize("name", ["value.row-end", "value.reversed", "value.factor-2", "value.basis",
-                                  "value.page-behind", "value.halves-swapped", "query.weights-next-head", "online.unnormalised"])
+VALUES = ["value.row-end", "value.reversed", "value.factor-2", "value.basis", "value.page-behind",
+          "value.halves-swapped", "query.weights-next-head", "online.unnormalised"]
+
+
+@pytest.mark.parametrize("name", VALUES)
 def test_a_wrong_value_leaves_the_lse(name):
     case = f"{SMALL.replace('value=12', 'value=8')},lens=5+9"
     wrong, truth, _ = results(name, case)

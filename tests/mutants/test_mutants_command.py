@@ -119,3 +119,12 @@ def test_a_problem_computes_the_right_state_once():
     first = problem.plan(1)
     find("temperature.half").solve(problem)
     assert problem.plan(1) is first
+
+
+def test_without_room_for_states_the_results_are_the_same(monkeypatch):
+    case = generate(f"{CASE},tokens=2")
+    roomy = Problem(case)
+    monkeypatch.setattr("mla_oracle.mutants.problem.KEPT_BYTES", 0)
+    tight = Problem(case)
+    for name in ("temperature.half", "paging.next-table-row", "state.carried", "merge.states-transposed"):
+        assert np.array_equal(find(name).solve(roomy)["out"], find(name).solve(tight)["out"], equal_nan=True)
