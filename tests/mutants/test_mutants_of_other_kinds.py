@@ -8,13 +8,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import wrong_joins
+import wrong_keys
+import wrong_rows
+import wrong_scores
 from cases import filled
 from loops import Kernel, wrong
-from wrong_scores import WRONG as SCORES
 
 from mla_oracle.cases import AbsorbedCase, AppendCase, MergeCase
 from mla_oracle.inputs import generate
-from mla_oracle.mutants import Problem, bank, find
+from mla_oracle.mutants import (
+    Problem,
+    bank,
+    causal,
+    columns,
+    find,
+    keys,
+    lengths,
+    ranges,
+    recurrence,
+    rope,
+    scores,
+    tail,
+    temperature,
+    values,
+)
 from mla_oracle.mutants.problem import absorb
 from mla_oracle.oracle import expected
 
@@ -266,9 +283,36 @@ def test_a_writer_puts_the_wrong_row_into_the_slots(name, row):
     assert np.array_equal(got, want) and got.dtype == case.kv_cache.dtype
 
 
+@pytest.mark.parametrize(("made", "steps"), [
+    (temperature.factor(1.3), wrong_scores.scale(lambda k, s: 1.3 * s)),
+    (rope.shifted(5, "k"), wrong_scores.sides("x", lambda k, x, p: k.turn(x, p + 5))["rope.x-k"]),
+    (rope.base(300.0, "both"), wrong_scores.sides("x", wrong_scores.base(300.0))["rope.x"]),
+    (causal.window(3), {"keys": lambda k, b, t, h: Kernel.keys(k, b, t, h)[-3:]}),
+    (causal.masked_at(-2.0), wrong_keys.masked(-2.0)),
+    (lengths.shift(-3), {"length": lambda k, b: max(k.lens[b] - 3, 0)}),
+    (lengths.at_most(6), {"length": lambda k, b: min(k.lens[b], 6)}),
+    (tail.pads(5), wrong_keys.pads(lambda k: 5)),
+    (keys.every(3, True), wrong_keys.kept(lambda k, b, j: j % 3 != 2)),
+    (keys.behind(5), wrong_keys.behind(5)),
+    (values.ahead(3), wrong_rows.token(lambda k, b, j: j + 3 if j + 3 < k.lens[b] else -1)),
+    (columns.factor(1.4), wrong_rows.columns(lambda k, o: 1.4 * o)),
+    (scores.soft_cap(0.5), wrong_scores.score(lambda k, s, *_: 0.5 * math.tanh(2 * s))),
+    (scores.clipped(0.2), wrong_scores.score(lambda k, s, *_: min(s, 0.2))),
+    (recurrence.lazy(3.0), wrong_joins.online(wrong_joins.e, lambda d, o: math.exp(d) if -d > 3 else 1.0)),
+    (ranges.floored(0.5), wrong_scores.above(0.5)),
+], ids=lambda value: getattr(value, "name", ""))
+def test_a_mutant_is_made_with_any_constant(made, steps):
+    case = filled(generate("paged:heads=2,row=20,value=12,scale=0.3,lens=9+7,block=4,tokens=2"))
+    want, got, truth = wrong(case, **steps).run(), made.run(case), expected(case)
+    assert np.allclose(got["out"], want["out"], rtol=0, atol=1e-12)
+    assert np.allclose(got["lse"], want["lse"], rtol=0, atol=1e-12)
+    assert np.abs(got["out"] - truth["out"]).max() > 1e-3
+    assert made.parameters
+
+
 def test_the_named_composition_is_both_bugs_at_once():
     case = filled(generate("paged:heads=2,row=20,value=12,scale=0.3,lens=9,block=4"))
-    steps = SCORES["temperature.double"] | SCORES["rope.pairing-k"]
+    steps = wrong_scores.WRONG["temperature.double"] | wrong_scores.WRONG["rope.pairing-k"]
     want = wrong(case, **steps).run()
     got = find("temperature.double + rope.pairing-k").run(case)
     assert np.allclose(got["out"], want["out"], rtol=0, atol=1e-12)

@@ -52,16 +52,6 @@ TURNS: tuple[tuple[str, str, str, str, tuple[Need, ...], Turn, str], ...] = (
         "both q k",
     ),
     ("missing", "missing rotation", "R(p) -> 1", "ml-explore/mlx-lm#1189", (), missing, "both q k"),
-    (
-        "plus-one",
-        "position off by one",
-        "R(p) -> R(p + 1)",
-        "EfficientMoE/MoE-Infinity#195",
-        (),
-        moved(lambda p: p + 1),
-        "q k",
-    ),
-    ("minus-one", "position off by one", "R(p) -> R(p - 1)", "", (), moved(lambda p: p - 1), "q k"),
     ("reversed", "wrong angle", "R(p) -> R(-p), the sine's sign", "", (), moved(lambda p: -p), "both q k"),
     ("cos-sin-swapped", "wrong angle", "cos and sin exchanged", "", (), swapped, "both q k"),
     (
@@ -153,7 +143,19 @@ def base(value: float, side: str) -> Mutant:
     return replace(made, parameters={"base": value, "side": side})
 
 
+def shifted(by: float, side: str) -> Mutant:
+    """The query or the keys rotated `by` positions too far; only the difference counts, so never both."""
+    known: dict[float, str] = {1: "plus-one", -1: "minus-one"}
+    name = known.get(by, f"shift-{by:g}")
+    refs = "EfficientMoE/MoE-Infinity#195" if by == 1 and side == "q" else ""
+    family = "position off by one" if abs(by) == 1 else "wrong position"
+    formula = f"R(p) -> R(p {'+-'[by < 0]} {abs(by):g})"
+    made = _turning(name, family, formula, refs, (), moved(lambda p: p + by), "q k", side)
+    return replace(made, parameters={"by": by, "side": side})
+
+
 MUTANTS = (
     *(_turning(*spec, side) for spec in TURNS for side in spec[6].split()),
+    *(shifted(by, side) for by in (1, -1) for side in ("q", "k")),
     *(base(value, side) for value in BASES for side in ("both", "k")),
 )
