@@ -22,6 +22,7 @@ IDS = (
     "paged:heads=18,row=192,value=128,lens=150+37,block=32,tokens=4,scale=0.1,dtype=f16",
     "paged:heads=2,row=8,value=4,lens=300+70,block=128,scale=0.7",
     "paged:heads=2,row=8,value=4,lens=2100,block=512,scale=0.7",
+    "paged:heads=4,row=20,value=12,scale=0.3,seed=5,block=4,lens=64+8+90,tokens=2",
     f"{SMALL},lens=2+40,inputs=rising",
     f"{SMALL},lens=2+40,inputs=peaked,tokens=2",
     "paged:heads=2,row=20,value=12,scale=900,seed=5,block=4,lens=2+9,dtype=f16",

@@ -73,6 +73,15 @@ def one(down, other):
     return 1.0
 
 
+def powered(k, b, t, h, power):
+    """Factors of a step raised to a power."""
+
+    def factor(down, other):
+        return math.exp(power * down)
+
+    return online(factor, factor)["attend"](k, b, t, h)
+
+
 ONLINE = {
     "sum-not-rescaled": online(one, e),
     "acc-not-rescaled": online(e, one),
@@ -81,6 +90,8 @@ ONLINE = {
     "base-2": online(lambda d, o: 2**d, lambda d, o: 2**d),
     "acc-base-2": online(e, lambda d, o: 2**d),
     "acc-twice": online(e, lambda d, o: math.exp(2 * d)),
+    "unscaled-maximum": {"attend": lambda k, b, t, h: powered(k, b, t, h, 1 / k.scale())},
+    "scaled-twice": {"attend": lambda k, b, t, h: powered(k, b, t, h, k.scale())},
     "neighbour": online(e, lambda d, o: math.exp(o)),
     "stale-maximum": online(e, e, late=True),
     "tile-maximum": {"attend": tile_maximum},
@@ -240,6 +251,8 @@ MERGE = {
                          lambda s: math.log2(sum(2**x for x in s.lse)), natural=False),
     "one-in-base-2": merge(lambda s: softmax([s.lse[0] / LN2, *s.lse[1:]])),
     "maximum-twice": merge(lambda s: softmax([a + b for a, b in zip(s.m, s.lse, strict=True)])),
+    "scaled": {"attend": lambda k, b, t, h: merge(lambda s: softmax([x * k.scale() for x in s.lse]))["attend"](
+        k, b, t, h)},
     "reversed": merge(lambda s: softmax(s.lse)[::-1]),
     "of-head-0": of_head(lambda k, h: 0),
     "of-next-head": of_head(lambda k, h: (h + 1) % k.H),
@@ -268,6 +281,55 @@ MERGE = {
     "states-transposed": joined(states_transposed),
     "idle-split": joined(lambda k, b, t, h: [whole(k, b, t, h), (0.0, np.zeros(k.V))]),
     "stale-split": joined(lambda k, b, t, h: [whole(k, b, t, h), whole(k, (b - 1) % k.B, t, h)]),
+}
+
+
+def warp(j):
+    return j // 8 % 2
+
+
+def own_sum(k, b, t, h):
+    js = k.keys(b, t, h)
+    if not js:
+        return k.empty(b, t, h)
+    m, _, acc = state(k, b, t, h, js)
+    z = sum(math.exp(k.score(b, t, h, j) - m) for j in js if warp(j) == 0)
+    return acc / z, k.lse(m, z, 0)
+
+
+def own_maximum(k, b, t, h):
+    js = k.keys(b, t, h)
+    if not js:
+        return k.empty(b, t, h)
+    first, second = ([j for j in js if warp(j) == i] for i in range(2))
+    m, z, acc = state(k, b, t, h, first)
+    _, more, rest = state(k, b, t, h, second)
+    return (acc + rest) / (z + more), k.lse(m, z + more, 0)
+
+
+def half_not_rescaled(k, b, t, h):
+    out, own = online(e, e)["attend"](k, b, t, h)
+    wrong_out, _ = online(e, one)["attend"](k, b, t, h)
+    half = k.V // 2
+    return np.concatenate([out[:half], wrong_out[half:]]), own
+
+
+def transposed(j):
+    return j - j % 64 + j % 8 * 8 + j % 64 // 8
+
+
+def mask_transposed(k, b, t, h):
+    return [transposed(j) for j in range(k.count(b, t, h))]
+
+
+WARP = {
+    "sum-not-joined": {"attend": own_sum},
+    "maximum-not-joined": {"attend": own_maximum},
+    "half-not-rescaled": {"attend": half_not_rescaled},
+    "tokens-transposed": {"value": lambda k, b, j: Kernel.value(
+        k, b, transposed(j) if j < k.lens[b] // 64 * 64 else j)},
+    "tokens-swapped": {"value": lambda k, b, j: Kernel.value(k, b, j ^ 1 if j ^ 1 < k.lens[b] else j)},
+    "mask-transposed": {"keys": mask_transposed},
 }
 
 
@@ -304,6 +366,6 @@ SHARD = {
 
 WRONG = {
     f"{family}.{name}": steps
-    for family, table in {"online": ONLINE, "merge": MERGE, "shard": SHARD}.items()
+    for family, table in {"online": ONLINE, "warp": WARP, "merge": MERGE, "shard": SHARD}.items()
     for name, steps in table.items()
 }

@@ -123,6 +123,8 @@ PAGING = {
     "middle-page-dropped": kept(lambda k, b, j: j // k.P != middle(k, b)),
     "last-page-dropped": kept(lambda k, b, j: j // k.P != max(used(k, b) - 1, 1)),
     "first-page-twice": twice(lambda k, b, j: j < k.P),
+    "half-page-twice": slot(lambda k, b, j: right_slot(k, b, j // k.P * k.P + j % k.P % (k.P // 2))),
+    "half-page-lost": kept(lambda k, b, j: j % k.P < k.P // 2),
     "size-doubled": size(lambda k: 2 * k.P),
     "size-halved": size(lambda k: k.P // 2),
     "size-64": size(lambda k: 64),
@@ -183,6 +185,14 @@ def length(of):
     return {"length": lambda k, b: max(of(k, b, k.lens[b]), 0)}
 
 
+def never_written(which):
+    return {"row": lambda k, b, j: np.zeros(k.D) if which(k, b, j) else Kernel.row(k, b, j)}
+
+
+def split_slack(k, b, t, h):
+    return [*right(k, b, t, h), *range(k.lens[b], math.ceil(k.lens[b] / 4) * 4)]
+
+
 LENGTH = {
     "minus-one": length(lambda k, b, n: n - 1 if n else 0),
     "plus-one": length(lambda k, b, n: n + 1 if n else 0),
@@ -197,6 +207,9 @@ LENGTH = {
     "of-request-0": length(lambda k, b, n: k.lens[0]),
     "of-next-request": length(lambda k, b, n: k.lens[(b + 1) % k.B]),
     "int64": length(lambda k, b, n: 0 if b % 2 else k.lens[b // 2]),
+    "last-page-len-0": length(lambda k, b, n: (n - 1) // k.P * k.P + n % k.P if n else 0),
+    "split-rest-lost": kept(lambda k, b, j: j < k.lens[b] // 4 * 4),
+    "split-slack": keys(split_slack),
     "at-most-64": length(lambda k, b, n: min(n, 64)),
 }
 
@@ -275,6 +288,10 @@ TAIL = {
     "key.first-twice": twice(lambda k, b, j: j == 0),
     "key.last-twice": twice(lambda k, b, j: j == k.lens[b] - 1),
     "key.first-tile-lost": kept(lambda k, b, j: j >= 64),
+    "key.whole-tile-lost-64": kept(lambda k, b, j: k.lens[b] % 64 or j < k.lens[b] - 64),
+    "key.new-as-zero": never_written(lambda k, b, j: j >= k.lens[b] - k.T),
+    "key.first-page-as-zero": never_written(lambda k, b, j: j < k.P),
+    "key.last-page-as-zero": never_written(lambda k, b, j: j // k.P == used(k, b) - 1),
     "key.tile-edge-lost-64": kept(lambda k, b, j: j % 64 != 63),
     "key.tile-edge-twice-64": twice(lambda k, b, j: j and j % 64 == 0),
     "key.tile-edge-lost-128": kept(lambda k, b, j: j % 128 != 127),

@@ -66,6 +66,11 @@ def by_length(k, b, t, h):
     return order[b], t, h
 
 
+def heads_128(k, b, t, h):
+    row, head = divmod(flat(k, b, t, h), 128)
+    return (row // k.T, row % k.T, head) if head < k.H else None
+
+
 QUERY = {
     "broadcast": stored(lambda k, b, t, h: (b, 0, h)),
     "first-token": q_of(lambda k, b, t, h: flat(k, b, 0, h)),
@@ -79,9 +84,12 @@ QUERY = {
     "head-0": q_of(lambda k, b, t, h: flat(k, b, t, 0)),
     "head-shift": q_of(lambda k, b, t, h: flat(k, b, t, (h + 1) % k.H)),
     "heads-reversed": q_of(lambda k, b, t, h: flat(k, b, t, k.H - 1 - h)),
+    "heads-interleaved": q_of(lambda k, b, t, h: flat(k, b, t, h // 2 if h % 2 == 0 else k.H // 2 + h // 2)),
+    "heads-of-other-half": q_of(lambda k, b, t, h: flat(k, b, t, (h + k.H // 2) % k.H)),
     "head-mod-16": q_of(lambda k, b, t, h: flat(k, b, t, h % 16)),
     "transposed": q_of(lambda k, b, t, h: b * k.T * k.H + h * k.T + t),
     "misread": {"query": misread},
+    "output-heads-128": stored(heads_128),
     "output-sorted": stored(by_length),
     "output-transposed": stored(transposed),
     "output-next-head": stored(lambda k, b, t, h: (b, t, (h - 1) % k.H)),

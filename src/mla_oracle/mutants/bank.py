@@ -34,6 +34,7 @@ from . import (
     tail,
     temperature,
     values,
+    warps,
 )
 from .mutant import Mutant, compose
 from .problem import Problem, attention_of
@@ -52,6 +53,7 @@ SECTIONS = (
     tail,
     causal,
     recurrence,
+    warps,
     splits,
     split_plans,
     shards,

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
+from .memory import ZERO
 from .mutant import Mutant
-from .needs import Need, longer_than, two_keys
+from .needs import Need, longer_than, two_keys, two_pages
 from .plan import Plan
 from .problem import Problem
 
@@ -40,6 +41,16 @@ def every(tile: int, last: bool) -> Mutant:
         edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[(p.lanes % tile == 0) & (p.lanes > 0)]])),
         tile=tile,
     )
+
+
+def zeroed(which: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem, Plan], Plan]:
+    """Rows that were never written: zeros."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        inner = plan.address
+        return replace(plan, address=lambda own, j: np.where(which(problem, own, j), ZERO, inner(own, j)))
+
+    return edit
 
 
 def behind(tile: int) -> Mutant:
@@ -104,6 +115,36 @@ MUTANTS = (
     ),
     _mutant(
         "key.first-tile-lost", EDGE, "keys 0..63 are not seen", longer_than(64), edit=lanes(lambda p: p.lanes[64:])
+    ),
+    _mutant(
+        "key.whole-tile-lost-64",
+        EDGE,
+        "the last 64 keys are not seen where 64 divides the length: the rest is 0",
+        Need("a length that is a multiple of 64", lambda p: bool(np.any((p.lens > 0) & (p.lens % 64 == 0)))),
+        edit=lanes(lambda p: p.lanes[: len(p.lanes) - 64] if len(p.lanes) % 64 == 0 else p.lanes),
+        tile=64,
+    ),
+    _mutant(
+        "key.new-as-zero",
+        "rows not written",
+        "the T new rows are zeros: read before they are written",
+        two_keys,
+        edit=zeroed(lambda problem, p, j: j >= p.length - p.tokens),
+        refs="EfficientMoE/MoE-Infinity#195",
+    ),
+    _mutant(
+        "key.first-page-as-zero",
+        "rows not written",
+        "the rows of the first page are zeros",
+        two_pages,
+        edit=zeroed(lambda problem, p, j: j < problem.block),
+    ),
+    _mutant(
+        "key.last-page-as-zero",
+        "rows not written",
+        "the rows of the last page are zeros",
+        two_pages,
+        edit=zeroed(lambda problem, p, j: j // problem.block == problem.used(p.b) - 1),
     ),
     every(64, True),
     every(64, False),

@@ -72,6 +72,18 @@ def at_most(limit: int) -> Mutant:
     )
 
 
+def _rest_lost(problem: Problem, plan: Plan) -> Plan:
+    return replace(plan, lanes=plan.lanes[: plan.length // SPLITS * SPLITS])
+
+
+def _slack(problem: Problem, plan: Plan) -> Plan:
+    n = -(-plan.length // SPLITS) * SPLITS
+    sees = plan.sees
+    return replace(plan, lanes=np.arange(n), sees=lambda own: sees(own) | (own.lanes >= own.length))
+
+
+SPLITS = 4
+uneven = Need("a length that is no multiple of 4", lambda p: bool(np.any((p.lens > 1) & (p.lens % SPLITS))))
 MUTANTS = (
     shift(-1),
     shift(1),
@@ -149,6 +161,29 @@ MUTANTS = (
         paged,
     ),
     _mutant("int16", "L' = int16(L)", lambda _, p: (p.length + 32768) % 65536 - 32768, longer_than(32767)),
+    _mutant(
+        "last-page-len-0",
+        "L' = L - P where P divides L: L mod P keys in the last page",
+        lambda problem, p: p.length - (problem.block if p.length and p.length % problem.block == 0 else 0),
+        paged,
+        Need("a length that is a multiple of the page", lambda p: bool(np.any((p.lens > 0) & (p.lens % p.block == 0)))),
+    ),
+    Mutant(
+        name="length.split-rest-lost",
+        family="split boundary",
+        formula="4 splits of floor(L / 4) keys: the rest is in none",
+        parameters={"splits": SPLITS},
+        conditions=(paged, uneven),
+        edit=_rest_lost,
+    ),
+    Mutant(
+        name="length.split-slack",
+        family="split boundary",
+        formula="4 splits of ceil(L / 4) keys, the last one not cut at L: what follows is seen",
+        parameters={"splits": SPLITS},
+        conditions=(paged, uneven),
+        edit=_slack,
+    ),
     at_most(64),
     at_most(512),
     at_most(2048),

@@ -11,6 +11,7 @@ from ..arrays import Array
 from .mutant import Mutant
 from .needs import (
     Need,
+    fewer_heads_than,
     one_key,
     paged,
     two_heads,
@@ -74,6 +75,14 @@ def _mutant(
     )
 
 
+def _padded(problem: Problem, x: Array) -> Array:
+    """Rows of H heads taken from a buffer that has 128 a row, zeros past the H-th."""
+    B, T, H = x.shape[:3]
+    buffer = np.zeros((B * T, 128, *x.shape[3:]))
+    buffer[:, :H] = x.reshape(B * T, H, *x.shape[3:])
+    return buffer.reshape(-1, *x.shape[3:])[: B * T * H].reshape(x.shape)
+
+
 def _order(problem: Problem) -> Array:
     return np.argsort(-problem.lens, kind="stable")
 
@@ -100,6 +109,14 @@ MUTANTS = (
         unsorted,
         one_key,
         finish=_output(lambda p, x: x[_order(p)]),
+    ),
+    _mutant(
+        "output-heads-128",
+        "row (b T + t) H + h of out and lse read where rows have 128 heads, zeros past the H-th",
+        "",
+        fewer_heads_than(128),
+        one_key,
+        finish=_output(_padded),
     ),
     _mutant(
         "output-transposed",

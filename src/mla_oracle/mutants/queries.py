@@ -197,6 +197,22 @@ MUTANTS = (
         edit=rows(lambda p, b, t, h: _flat(p, b, t, p.H - 1 - h)),
     ),
     _mutant(
+        "heads-interleaved",
+        "q of head h / 2 + (h mod 2) H / 2, two groups of heads dealt out in turn",
+        "",
+        Need("an even number of heads, four or more", lambda p: p.H >= 4 and p.H % 2 == 0),
+        one_key,
+        edit=rows(lambda p, b, t, h: _flat(p, b, t, h // 2 + h % 2 * (p.H // 2))),
+    ),
+    _mutant(
+        "heads-of-other-half",
+        "q of head (h + H / 2) mod H, another rank's heads",
+        "",
+        two_heads,
+        one_key,
+        edit=rows(lambda p, b, t, h: _flat(p, b, t, (h + p.H // 2) % p.H)),
+    ),
+    _mutant(
         "head-mod-16",
         "q of head h mod 16",
         "",

@@ -50,7 +50,7 @@ def _sum_not_rescaled(m: Array, d: Array) -> Joined:
     return Joined(right * inverse(z)[..., None], top, z)
 
 
-def _acc_not_rescaled(m: Array, d: Array) -> Joined:
+def acc_not_rescaled(m: Array, d: Array) -> Joined:
     right, own, top = factors(m)
     z = (right * d).sum(-1)
     return Joined(own * inverse(z)[..., None], top, z)
@@ -155,6 +155,18 @@ def _mutant(
     )
 
 
+def _exponent(name: str, formula: str, factor: Callable[[float], float]) -> Mutant:
+    """Scores that are scaled when the weights are made: the factor of a step takes the scale not at all, or twice."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        join = _rescale(lambda step: np.exp(step * factor(problem.scale)), True)
+        return replace(plan, parts=tiles(problem), join=join)
+
+    return Mutant(
+        name=f"online.{name}", family="wrong rescale", formula=formula, conditions=(two_tiles, unsharded), edit=edit
+    )
+
+
 MISSING, WRONG, NORM = "missing rescale", "wrong rescale", "wrong normalisation"
 MUTANTS = (
     _mutant("sum-not-rescaled", MISSING, "l <- l + l_i e^(m_i - M_i), without e^(M_old - M_new)", _sum_not_rescaled),
@@ -162,7 +174,7 @@ MUTANTS = (
         "acc-not-rescaled",
         MISSING,
         "acc <- acc + acc_i e^(m_i - M_i), without e^(M_old - M_new)",
-        _acc_not_rescaled,
+        acc_not_rescaled,
         refs="ROCm/FlyDSL#1033",
     ),
     _mutant("nothing-rescaled", MISSING, "neither l nor acc times e^(M_old - M_new)", _neither),
@@ -180,6 +192,8 @@ MUTANTS = (
         _rescale(lambda step: np.exp2(step), False),
     ),
     _mutant("acc-twice", WRONG, "acc times e^(2 (M_old - M_new))", _rescale(lambda step: np.exp(2 * step), False)),
+    _exponent("unscaled-maximum", "l and acc times e^((M_old - M_new) / scale)", lambda scale: 1 / scale),
+    _exponent("scaled-twice", "l and acc times e^(scale (M_old - M_new))", lambda scale: scale),
     _mutant("neighbour", WRONG, "acc of head h rescaled by the factor of head h + 1", _neighbour, two_heads),
     _mutant("stale-maximum", WRONG, "weights of a tile from the maximum before it", _stale_maximum),
     _mutant("tile-maximum", MISSING, "each tile by its own maximum, m of the last", _tile_maximum),

@@ -74,6 +74,26 @@ def _mutant(
 
 MUTANTS = (
     _mutant(
+        "half-page-twice",
+        SIZE,
+        "row j mod P/2 of the page: the second half is the first again",
+        even_block,
+        one_key,
+        edit=slots(
+            lambda _, plan, j: (
+                table_entry(plan, j // plan.block, lambda page: page * plan.block) + j % plan.block % (plan.block // 2)
+            )
+        ),
+    ),
+    _mutant(
+        "half-page-lost",
+        SIZE,
+        "the second half of every page is not seen",
+        even_block,
+        one_key,
+        edit=lambda problem, plan: replace(plan, lanes=plan.lanes[plan.lanes % problem.block < problem.block // 2]),
+    ),
+    _mutant(
         "size-doubled",
         SIZE,
         "slot(j) = bt[j // 2P] 2P + j mod 2P; P = 1: two rows share a word",

@@ -12,9 +12,11 @@ from .mutant import Mutant
 from .needs import Need, paged, two_keys, unsharded
 from .plan import Part, Plan
 from .problem import Problem
-from .splits import SPLITS, cut
+from .splits import SPLITS, cut, split
 from .weights import (
+    by,
     keep,
+    softmax,
 )
 
 
@@ -64,6 +66,10 @@ def _stale_split(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, extras=(Part(state.out[plan.t], lse[plan.t]),))
 
 
+def _scaled(problem: Problem, plan: Plan) -> Plan:
+    return split(problem, plan, SPLITS, by(lambda logs, m, d: softmax(logs * problem.scale)))
+
+
 MUTANTS = (
     boundary("edge-lost", "the first key of every split but the first is in none", True),
     boundary("edge-twice", "the first key of every split but the first is in two", False),
@@ -74,6 +80,14 @@ MUTANTS = (
         formula="states stored [B, splits] read as [splits, B]",
         edit=_states_transposed,
         conditions=(paged, two_keys, unsharded, Need("two requests", lambda p: p.B >= 2)),
+    ),
+    Mutant(
+        name="merge.scaled",
+        family="merge weights",
+        formula="w_i ~ e^(scale lse_i), the scale applied to the lse as well",
+        parameters={"splits": SPLITS},
+        conditions=(paged, two_keys),
+        edit=_scaled,
     ),
     Mutant(
         name="merge.idle-split",
