@@ -188,6 +188,30 @@ def test_nan_in_the_slack_is_what_turns_a_tail_nan():
     assert not effect(find(name).run(sound), expected(sound)).differs
 
 
+ODD = [
+    "paged:heads=1,row=1,value=1,lens=5+0+2,block=1,scale=1",
+    "paged:heads=1,row=4,value=1,lens=5+3,block=1,scale=1,tokens=4,causal=false",
+    "paged:heads=17,row=130,value=109,lens=5+65,block=16,scale=1,tokens=5,pages=huge",
+    "paged:heads=8,row=20,value=18,lens=65+1+0,block=2,scale=30,lse_base=2,inputs=rising,tokens=5,shards=3",
+    "paged:heads=2,row=130,value=130,lens=64+3,block=3,scale=0.1,dtype=f16,shards=5,shard_layout=interleaved",
+    "paged:heads=2,row=5,value=2,lens=0,block=4,scale=1,empty_lse=inf",
+    "paged:heads=2,row=5,value=2,lens=,block=4,scale=1",
+    "absorbed:heads=1,nope=1,rope=0,value=1,rank=1,queries=1,cached=1",
+    "naive:heads=3,nope=5,rope=6,value=3,rank=9,queries=4,cached=5",
+]
+
+
+@pytest.mark.parametrize("case_id", ODD)
+def test_odd_sizes_have_results_of_the_right_shapes(case_id):
+    case = generate(case_id)
+    truth, problem = expected(case), Problem(case)
+    for mutant in (*bank(), *equivalences()):
+        if mutant.lacks(problem) is None:
+            got = mutant.solve(problem)
+            assert {n: x.shape for n, x in got.items()} == {n: x.shape for n, x in truth.items()}, mutant.name
+            assert not (mutant.control and effect(got, truth).differs), mutant.name
+
+
 def test_applicable_is_what_lacks_nothing():
     case = generate(f"{SMALL},lens=7+9")
     assert set(applicable(case)) == {m for m in bank() if m.applies(case) is None}

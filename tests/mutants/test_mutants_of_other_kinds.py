@@ -14,6 +14,7 @@ import wrong_scores
 from cases import filled
 from loops import Kernel, wrong
 
+from mla_oracle import Yarn
 from mla_oracle.cases import AbsorbedCase, AppendCase, MergeCase
 from mla_oracle.inputs import generate
 from mla_oracle.mutants import (
@@ -32,6 +33,7 @@ from mla_oracle.mutants import (
     temperature,
     values,
 )
+from mla_oracle.mutants.mutant import turned as turned_case
 from mla_oracle.mutants.problem import absorb
 from mla_oracle.oracle import expected
 
@@ -123,6 +125,19 @@ def test_rows_of_a_rope_case_are_turned_the_wrong_way(name, pairing):
         for h in range(2):
             want = ROPES[name](case.x[i, h].astype(float), int(position), pairing, 50000.0)
             assert np.allclose(got[i, h], want, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    {"pairing": "neox"},
+    {"yarn": Yarn(factor=40, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=1).to_json()},
+    {"rotary_dim": 10},
+    {"rotary_dim": 7, "pairing": "neox"},
+], ids=str)
+def test_the_right_turn_of_a_rope_case_is_the_truth(changes):
+    case = replace(generate("rope:heads=2,rope=16,pairing=interleaved,base=50000,positions=0+1+30+4096"), **changes)
+    got = turned_case(case, lambda rotation, x, positions: rotation.turn(x, positions))
+    assert np.allclose(got, expected(case)["out"], rtol=0, atol=1e-9)
 
 
 def test_a_table_in_the_other_layout_is_no_rotation_and_keeps_position_0():

@@ -99,6 +99,7 @@ MUTANTS = (
         FAMILY,
         "lse = log (Z / keys)",
         two_keys,
+        unsharded,
         edit=value(lambda p, m, z: (m + np.log(z) - np.log(np.maximum(p.sees(p).sum(-1), 1))) * p.unit),
     ),
     _mutant(

@@ -167,6 +167,7 @@ def turned(case: RopeCase, turn: Turn) -> Array:
     yarn = None if case.yarn is None else Yarn.from_json(case.yarn)
     rotation = Rotation(n, float(case.base), case.pairing == "interleaved", yarn)
     with np.errstate(all="ignore"):
-        own = turn(rotation, heads[..., :n], case.positions.astype(np.float64)[:, None])
-    out = np.concatenate([own, heads[..., n:]], -1)
+        pairs = heads[..., : n // 2 * 2]
+        own = rotation.amplitude * turn(rotation, pairs, case.positions.astype(np.float64)[:, None])
+    out = np.concatenate([own, heads[..., n // 2 * 2 :]], -1)
     return out.reshape(x.shape)

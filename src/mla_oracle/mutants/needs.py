@@ -38,6 +38,7 @@ two_heads = Need("two heads", lambda p: p.H >= 2)
 causal = Need("two query tokens and causal", lambda p: p.causal and p.T >= 2)
 not_causal = Need("two query tokens, not causal", lambda p: not p.causal and p.T >= 2)
 rope = Need("rope elements", lambda p: p.split < p.D)
+rope_pairs = Need("an even number of rope elements", lambda p: p.split < p.D and (p.D - p.split) % 2 == 0)
 angles = Need(
     "the angles of its rope: of the geometry its id names, else assumed to be of pairs (2j, 2j + 1) with base 10000",
     lambda p: p.rotation if isinstance(p.rotation, str) else True,

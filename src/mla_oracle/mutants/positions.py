@@ -11,7 +11,19 @@ import numpy as np
 
 from ..arrays import Array
 from .mutant import Mutant
-from .needs import Need, angles, full_value, one_key, rope, two_keys, two_lengths, two_pages, two_requests, two_tokens
+from .needs import (
+    Need,
+    angles,
+    full_value,
+    one_key,
+    rope,
+    rope_pairs,
+    two_keys,
+    two_lengths,
+    two_pages,
+    two_requests,
+    two_tokens,
+)
 from .plan import Plan
 from .problem import Problem, Results
 from .rotation import Rotation, halves, joined
@@ -112,7 +124,7 @@ MUTANTS = (
         "HabanaAI/vllm-fork#2042",
         _query(lambda _, p, x: _neox(x)),
         two_keys,
-        rope,
+        rope_pairs,
     ),
     _mutant(
         "order-k",
@@ -121,7 +133,7 @@ MUTANTS = (
         "",
         _query(lambda _, p, x: _interleave(x)),
         two_keys,
-        rope,
+        rope_pairs,
     ),
     _mutant(
         "amplitude",

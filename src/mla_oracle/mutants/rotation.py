@@ -30,6 +30,11 @@ class Rotation:
     def theta(self) -> Array:
         return frequencies(self.width, self.base, self.yarn)
 
+    @property
+    def amplitude(self) -> float:
+        """YaRN's factor of cosines and sines; undoing a rotation and making another leaves it as it is."""
+        return 1.0 if self.yarn is None else _yarn(self.yarn, self.base, self.width, np.float64)[2]
+
     def turn(self, x: Array, positions: Array, times: float = 1.0) -> Array:
         """x [..., R] turned by times * positions * theta; positions have the shape of the leading axes of x."""
         return turn(x, times * positions[..., None] * self.theta, self.interleaved)
