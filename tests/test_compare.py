@@ -176,6 +176,14 @@ def test_a_row_that_sees_nothing_is_exact_and_the_words_say_so(case, truth) -> N
     assert v.as_json()["figures"]["out"]["units"] == math.inf
 
 
+def test_an_element_alone_can_decide(case, truth) -> None:
+    out = truth["out"].astype(np.float32)
+    out[3, 1, 2, 5] *= 1 + 1e-4
+    v = compare.check(case, {"out": out}, truth)
+    assert not v.passed and "request 3, query 1, head 2, column 5" in v.reason
+    assert ", the budget of one element allows " in v.reason and "(1 such rows of 32)" in v.reason
+
+
 def test_a_tolerance_that_is_asked_for_decides_and_the_budget_is_told(case, truth) -> None:
     off = {**truth, "out": truth["out"] + 1e-3}
     v = compare.check(case, off, truth, atol=1.1e-3)

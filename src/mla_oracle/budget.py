@@ -80,9 +80,15 @@ class Budget:
             found["lse"] = self.lse_scale * self.lse_max
         return found
 
-    def worst_column(self, out: Array, truth: Array, row: tuple[int, ...]) -> int:
-        """The column of a row of out whose error is largest in units of the scale."""
-        return int(_ratio(out[row], truth[row], self.out_scale[row]).argmax())
+    def worst_column(self, out: Array, truth: Array, row: tuple[int, ...]) -> tuple[int, float | None]:
+        """The column of a row of out whose error is largest in units of the scale.
+
+        And what it alone may miss by, where it and not the root mean square of the row is what decides.
+        """
+        z = _ratio(out[row], truth[row], self.out_scale[row])
+        column = int(z.argmax())
+        alone = z[column] / self.out_max[row] > _rms(z) / self.out_rms[row]
+        return column, float(self.out_scale[row][column] * self.out_max[row]) if alone else None
 
 
 def budgets(

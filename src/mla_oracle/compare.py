@@ -237,11 +237,14 @@ class _Judge:
             values["error"] = 0.0 if g[row] == w[row] or np.isnan(w[row]) else _short(abs(g[row] - w[row]))
             said = f"off by {values['error']:.3g}, the budget allows {values['allowed']:.3g}"
         else:
-            index = (*row, budget.worst_column(actual, w, row))
+            column, alone = budget.worst_column(actual, w, row)
+            index = (*row, column)
             finite = np.isfinite(w[row])
             relative, cosine, ratio = (float(x) for x in of_rows(g[row][finite], w[row][finite]))
             values |= {"error": _short(relative), "cosine": cosine, "norm_ratio": ratio}
             said = f"its row is off by {relative:.3g} of its size, the budget allows {values['allowed']:.3g}"
+            if alone is not None:
+                said = f"off by {abs(g[index] - w[index]):.3g}, the budget of one element allows {alone:.3g}"
         said += f", {values['units']:.3g} times the budget"
         if values["units"] == np.inf:
             said = "nothing is computed in this row, so that it is exact"
