@@ -128,6 +128,18 @@ def test_a_wrong_element_shows_in_a_row_of_outliers() -> None:
     assert worst(case, {"out": out.astype(ml_dtypes.bfloat16)}, truth=truth)["out"] > 1
 
 
+def test_one_element_in_a_row_of_512_decides_alone() -> None:
+    case = generate("paged:heads=2,row=576,value=512,lens=300,scale=0.0625,dtype=bf16")
+    truth = expected(case)
+    allowed = budget(case, resolve(None, case, {"out": "bf16", "lse": "f32"}), truth)
+    out = truth["out"].copy()
+    out[0, 1, 77] += 15 * allowed.out_scale[0, 1, 77]  # as a mean square over the row: 15 / sqrt(512) = 0.66
+    found = allowed.units({"out": out}, truth)["out"]
+    assert found[0, 0] == 0 and 1 < found[0, 1] < 5
+    column, alone = allowed.worst_column(out, truth["out"], (0, 1))
+    assert column == 77 and alone == pytest.approx(15 * allowed.out_scale[0, 1, 77] / found[0, 1])
+
+
 def test_declaring_more_allows_less() -> None:
     case = generate("paged:heads=4,row=72,value=64,lens=2000,scale=0.12,dtype=bf16")
     truth = expected(case)
@@ -149,6 +161,20 @@ def test_no_budget_is_nothing_where_emulation_is_exact() -> None:
     np.testing.assert_array_less(2.0**-25 * np.abs(truth["out"]), allowed.out_scale * 2)
     one_off = np.nextafter(truth["out"].astype(np.float32), np.float32(np.inf))
     assert allowed.units({"out": one_off}, truth)["out"].max() <= 1
+
+
+def test_a_column_of_zeros_stays_one() -> None:
+    case = generate("paged:heads=2,row=24,value=16,lens=40,scale=0.25,dtype=bf16")
+    cache = case.kv_cache.copy()
+    cache[..., 3] = 0
+    case = dataclasses.replace(case, kv_cache=cache)
+    truth = expected(case)
+    assert (truth["out"][..., 3] == 0).all()
+    allowed = budget(case, resolve(None, case, F32), truth)
+    out = truth["out"].astype(np.float32)
+    assert allowed.units({"out": out}, truth)["out"].max() < 0.1
+    out[0, 1, 3] = 1e-6
+    assert allowed.units({"out": out}, truth)["out"][0, 1] > 1e6
 
 
 def test_a_row_that_sees_nothing_is_exact() -> None:

@@ -141,7 +141,8 @@ def accumulation(how: str, n: int) -> float:
 
 def spacing(x: Array, name: str) -> Array:
     """The distance between neighbours of x, f64, in the format `name`."""
-    exponent = np.frexp(np.where(np.isfinite(x), x, 0.0))[1] - 1
+    finite = np.where(np.isfinite(x), x, 0.0)
+    exponent = np.where(finite == 0, -2000, np.frexp(finite)[1] - 1)
     distance: Array = np.maximum(np.ldexp(2 * UNIT[name], exponent), SMALLEST[name])
     return distance
 
