@@ -9,7 +9,7 @@ import pytest
 from mla_oracle import dtypes
 from mla_oracle.budget import budget, emulate
 from mla_oracle.inputs import generate
-from mla_oracle.noise import RMS, accumulation, spacing
+from mla_oracle.noise import RMS, drift, spacing, walk
 from mla_oracle.numerics import resolve
 from mla_oracle.oracle import expected
 
@@ -79,9 +79,21 @@ def test_small_weights_of_e4m3_round_by_its_smallest_step() -> None:
 
 
 def test_a_sum_walks_and_a_truncated_one_drifts() -> None:
-    assert accumulation("f32", 10000) == 50 * 2.0**-24
-    assert accumulation("mma", 16000) - accumulation("f32", 16000) == pytest.approx(500 * 2.0**-24)
-    assert accumulation("f16", 100) == pytest.approx(RMS * 2.0**-11 * math.sqrt(101))
+    assert walk("f32", 10000) == walk("mma", 10000) == pytest.approx(100 * RMS * 2.0**-24)
+    assert walk("f16", 100) == pytest.approx(RMS * 2.0**-11 * math.sqrt(101))
+    assert walk("mma-f16", 160) == pytest.approx(RMS * 2.0**-11 * math.sqrt(11))
+    assert drift("mma", 16000) == 500 * 2.0**-24
+    assert drift("f32", 16000) == drift("f16", 16000) == 0
+
+
+def test_scores_that_drift_alike_leave_the_output_and_move_the_lse() -> None:
+    """Scores up to 1000, of which tensor cores lose the same share."""
+    case = generate("paged:heads=4,row=576,value=512,lens=2000,scale=0.0625,inputs=rising,dtype=bf16")
+    truth = expected(case)
+    sums = [budget(case, resolve(f"p=f32,score_accumulator={how}", case, {"out": "f32", "lse": "f32"}), truth, draws=1)
+            for how in ("f32", "mma")]  # fmt: skip
+    assert np.median(sums[1].out_scale / sums[0].out_scale) < 1.1
+    assert np.median(sums[1].lse_scale / sums[0].lse_scale) > 1.5
 
 
 def test_spacing_is_the_distance_of_neighbours() -> None:

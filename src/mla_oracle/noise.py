@@ -51,7 +51,8 @@ class Weights(NamedTuple):
     p: Array  # [R, n], rows sum to 1
     total: Array  # [R] sum of the weights relative to the largest
     base: Array  # [R] the largest score
-    score_error: Array  # [R, n]
+    score_error: Array  # [R, n] RMS, of its own
+    drift: Array  # [R] mean error that all scores of a row share
 
 
 def noise(
@@ -67,7 +68,7 @@ def noise(
     values = np.square(problem.values / F32(largest))  # [n, V]
     values[values < TINY**2] = 0
     exp = EXP_ERROR["exp2" if numerics.exp == "any" else numerics.exp]
-    sums = accumulation(numerics.value_accumulator, n)
+    sums = walk(numerics.value_accumulator, n) + drift(numerics.value_accumulator, n)
     partials = 0.0 if numerics.partials == "f32" else RMS * UNIT[numerics.partials]
     of_sums = math.hypot(sums, partials, of_values, 4 * UNIT["f32"])
 
@@ -98,7 +99,7 @@ def noise(
         found.out[rows] = np.where(finite, np.sqrt(squared) + tail, 0.0)
 
         natural = np.abs(lse[rows]) / unit
-        of_lse = np.square((weights.p * weights.score_error).sum(axis=-1, dtype=np.float64) + exp)
+        of_lse = np.square((weights.p * weights.score_error).sum(axis=-1, dtype=np.float64) + weights.drift + exp)
         of_lse += np.square(UNIT["f32"] * (np.abs(weights.base) + natural + 1 + 0.5 * math.sqrt(n)))
         if numerics.row_sum != "f32":
             of_lse += np.square(RMS * UNIT[numerics.p]) * spread_over * several
@@ -122,21 +123,32 @@ def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
     p = np.exp(s - base[:, None])
     total = np.maximum(p.sum(axis=-1), F32(1e-30))
     p /= total[:, None]
-    size = np.where(p > 0, np.abs(s), F32(0))
-    of_sum = math.hypot(inputs, accumulation(numerics.score_accumulator, problem.q.shape[1]))
-    error = np.hypot(_root_sum_of_squares(problem.q, problem.keys) * F32(problem.scale), size) * F32(of_sum)
+    s = np.where(p > 0, s, F32(0))
+    mean = (p * s).sum(axis=-1)
+    D = problem.q.shape[1]
+    of_sum = math.hypot(inputs, walk(numerics.score_accumulator, D))
+    error = np.hypot(_root_sum_of_squares(problem.q, problem.keys) * F32(problem.scale), s) * F32(of_sum)
     twice = math.sqrt(2) * RMS * UNIT[numerics.scores]  # before and after the scale
-    error += F32(twice + 2 * UNIT["f32"]) * size
+    error += F32(twice + 2 * UNIT["f32"]) * np.abs(s)
     error += F32(UNIT["f32"]) * np.abs(base)[:, None]
-    return Weights(p, total, base, error)
+    # Scores that are all too small by the same factor move a weight by how far its score is from the mean.
+    drifted = F32(drift(numerics.score_accumulator, D))
+    return Weights(p, total, base, error + drifted * np.abs(s - mean[:, None]), drifted * np.abs(mean))
 
 
-def accumulation(how: str, n: int) -> float:
-    """RMS error of a sum of n terms, relative to the root sum of their squares or, if larger, to the sum itself."""
+def walk(how: str, n: int) -> float:
+    """RMS error of a sum of n terms whose every step rounds to nearest what is summed so far.
+
+    Relative to the sum, or to the root sum of its terms' squares if that is larger.
+    """
     if how in ("f16", "mma-f16"):
         return UNIT["f16"] * RMS * math.sqrt(n / STEP[how] + 1)
-    walk = 0.5 * UNIT["f32"] * math.sqrt(n)
-    return walk + (0.5 * UNIT["f32"] * n / STEP[how] if how == "mma" else 0.0)
+    return UNIT["f32"] * RMS * math.sqrt(n)
+
+
+def drift(how: str, n: int) -> float:
+    """Mean error of a sum of n terms that is truncated: half a unit a step, toward zero."""
+    return 0.5 * UNIT["f32"] * n / STEP[how] if how == "mma" else 0.0
 
 
 def spacing(x: Array, name: str) -> Array:

@@ -23,7 +23,7 @@ from .arrays import Array
 from .cases import Case, DenseCase, PagedCase
 from .emulate import Choices, Problem, accumulate, attend, narrow
 from .errors import InputError
-from .noise import RMS, UNIT, Noise, accumulation, coarser, noise
+from .noise import RMS, UNIT, Noise, coarser, drift, noise, walk
 from .numerics import Numerics
 from .paged import LOG2E
 from .placement import dense_table
@@ -151,7 +151,8 @@ class Head:
         p = np.exp(_scores(self.absorbed))
         latent = (p @ self.absorbed.values) / np.maximum(p.sum(-1), F32(1e-30))[:, None]
         size = np.sqrt(np.square(latent) @ np.square(self.array("w_uv")).T).astype(np.float64)
-        of_latent = math.hypot(_relative(numerics.query), accumulation(numerics.value_accumulator, L), UNIT["f32"])
+        sums = walk(numerics.value_accumulator, L) + drift(numerics.value_accumulator, L)
+        of_latent = math.hypot(_relative(numerics.query), sums, UNIT["f32"])
         extra = np.where(found.out > 0, size * of_latent, 0.0)
         whole = np.hypot(found.out, extra)
         kept = np.square(found.out).sum(-1) / np.maximum(np.square(whole).sum(-1), 1e-300)
