@@ -5,8 +5,8 @@ import kernel_cases
 import ml_dtypes
 import numpy as np
 import pytest
-from fast_cases import make, place, strict64
-from kernel_cases import MACHINES, assert_within
+from fast_cases import make, place
+from kernel_cases import MACHINES
 
 from mla_oracle.gpu import forms
 from mla_oracle.gpu.machine import Buffer
@@ -20,20 +20,12 @@ def machine(request):
 
 
 def decode(machine, case, lse_unit=1.0, **options):
-    rows = case.q.shape[:3]
-    out, lse = np.full((*rows, case.V), 77, np.float32), np.full(rows, 77, np.float32)
-    problem = case.q, case.kv_cache, case.block_table, case.seq_lens, case.scale, case.causal, lse_unit, case.empty_lse
-    forms.fill(forms.decode_paged, machine, *problem, outputs=(out, lse), **options)
-    return out, lse
+    options = {"kernel": "scalar", **options}
+    return kernel_cases.decode_paged(machine, case, lse_unit, **options)
 
 
 def assert_right(machine, case, **options):
-    out, lse = decode(machine, case, **options)
-    expected_out, expected_lse = strict64(case)
-    allowed_out, allowed_lse = kernel_cases.paged(case)
-    assert_within(out, expected_out, allowed_out)
-    assert_within(lse, expected_lse, allowed_lse)
-    return out, lse
+    return kernel_cases.assert_paged(machine, case, **{"kernel": "scalar", **options})
 
 
 def minus_infinity(D, column=3):

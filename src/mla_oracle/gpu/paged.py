@@ -64,6 +64,12 @@ def decode(
     a rescaling for each tile of 32 and split; 32: exp (2 ulp), the lanes' sum, the division; tiny: weights and products
     below it count as 0; the LSE: log (2 ulp), its sum and its unit.
 
+    On tensor cores, which may truncate where they add (a product of 16 and a sum is 17 addends), and with weights
+    rounded to the cache's dtype, u = 2^-8 of bf16 or 2^-11 of f16, whose smallest step is 2^-24,
+
+        relative = eps * ((1.1 D + 16) * size + 1.6 n + 32)
+        out:  (relative + u) * (sum p |v| / sum p) + n * (tiny + 2^-24 if f16) * (1 + max |v|)
+
     Scratch: B x T x H x splits x (V + 2) numbers, splits being those of `longest`.
     Raises InputError for arrays that do not fit, UnsupportedError for D above 4096 or H above 65535.
     """

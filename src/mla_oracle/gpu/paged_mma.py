@@ -11,13 +11,13 @@ import numpy as np
 
 from mla_oracle import dtypes
 from mla_oracle.arrays import Array
-from mla_oracle.gpu.layout import WARP, few, most_smem
+from mla_oracle.gpu.layout import few, most_smem
 from mla_oracle.gpu.machine import Buffer, Machine
 
 FLOATS = ("f16", "bf16")
 ALIGNED = 16  # bytes of a copy, and elements of a step of a product
 WIDEST_VALUE = 512  # what the registers of a block hold of 64 rows
-KEY_WARPS = 4  # as in cuda/paged_mma.cu
+WARP, KEY_WARPS = 32, 4  # as in cuda/paged_mma.cu
 
 
 def tile(arch: str) -> tuple[int, int]:

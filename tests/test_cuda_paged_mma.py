@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensor-core paged kernel against strict f64, within the bound of mla_oracle.gpu.paged, interpreted and on a GPU.
+
+sm_86 has room for 16 rows of queries in a block, sm_80 for 64 and tiles of 32 keys, the others for 64 and 64.
+"""
+
+import kernel_cases
+import ml_dtypes
+import numpy as np
+import pytest
+from fast_cases import make, place
+from kernel_cases import assert_paged, decode_paged
+
+from mla_oracle.errors import UnsupportedError
+from mla_oracle.gpu import forms, layout, paged_mma
+from mla_oracle.ptx import Fault, Interpreter
+
+BF16, F16 = ml_dtypes.bfloat16, np.float16
+
+
+@pytest.fixture(params=["ptx sm_80", "ptx sm_86", "ptx sm_90", "ptx sm_100", "cuda"])
+def machine(request):
+    yield from kernel_cases.machine(request.param)
+
+
+def stored(case, dtype=BF16):
+    return case.but(q=case.q.astype(dtype), kv_cache=case.kv_cache.astype(dtype))
+
+
+def bits(results):
+    return [x.tobytes() for x in results]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("edges", [(1, 2, 31, 32, 33), (63, 64, 65), (127, 128, 129)], ids=str)
+def test_lengths_around_every_edge_of_a_tile_and_a_split(machine, edges, dtype):
+    case = stored(make(len(edges), 1, 2, 48, 32, edges, 16), dtype)
+    assert_paged(machine, case, kernel="mma", split_keys=96)
+
+
+@pytest.mark.parametrize("H", [1, 3, 16, 20, 64, 128])
+def test_any_number_of_heads(machine, H):
+    assert_paged(machine, stored(make(2, 1, H, 32, 16, [5, 40], 16)), kernel="mma")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("T", [2, 4])
+def test_query_tokens_see_their_own_prefix_and_empty_rows_are_zero(machine, T, causal):
+    """20 heads: rows of one block are of several tokens."""
+    case = stored(make(6, T, 20, 32, 16, [0, 1, 33, 0, 70, 3], 16, causal=causal, empty_lse=np.inf))
+    out, lse = assert_paged(machine, case, kernel="mma", split_keys=32)
+    assert (out[0] == 0).all() and (lse[[0, 3]] == np.inf).all()
+
+
+@pytest.mark.parametrize("block_size", [1, 61])
+def test_any_block_size(machine, block_size):
+    assert_paged(machine, stored(make(3, 2, 2, 32, 16, [130, 0, 61], block_size)), kernel="mma", split_keys=96)
+
+
+@pytest.mark.parametrize("DV", [(576, 512), (512, 512), (288, 256), (144, 128), (80, 48), (16, 16)], ids=str)
+def test_row_widths_of_models_and_odd_ones(machine, DV):
+    assert_paged(machine, stored(make(1, 1, 3, *DV, [70], 16)), kernel="mma")
+
+
+def test_it_is_chosen_where_rows_are_aligned_and_refused_by_name_elsewhere(machine):
+    def who(case, kernel=None):
+        names = []
+        rows = case.q.shape[:3]
+        outputs = np.empty((*rows, case.V), np.float32), np.empty(rows, np.float32)
+        problem = case.q, case.kv_cache, case.block_table, case.seq_lens, case.scale, case.causal, 1.0, -np.inf
+        forms.fill(
+            lambda *args, **how: names.append(forms.decode_paged(*args, **how)),
+            machine, *problem, outputs=outputs, kernel=kernel,
+        )  # fmt: skip
+        return names[0]
+
+    case = make(1, 1, 2, 48, 32, [33], 16)
+    assert who(stored(case)) == "paged_mma_bf16" and who(stored(case, F16)) == "paged_mma_f16"
+    assert who(stored(case), "scalar") == "paged_decode_bf16"
+    padded = np.zeros((*case.kv_cache.shape[:2], 52), BF16)
+    padded[..., :48] = case.kv_cache
+    for other, said in [
+        (case, "q is f32 and kv_cache f32, expected both f16 or both bf16"),
+        (case.but(kv_cache=case.kv_cache.astype(BF16)), "q is f32 and kv_cache bf16"),
+        (stored(make(1, 1, 2, 40, 32, [33], 16)), "D is 40, expected a multiple of 16"),
+        (stored(case.but(V=33)), "head_dim_v is 33, expected a multiple of 16"),
+        (stored(case).but(kv_cache=padded[..., :48]), "kv_cache has a stride on axis 1 of 104, expected a multiple"),
+        (stored(make(1, 1, 1, 2048, 512, [3], 16)), "D is 2048 and head_dim_v 512, expected at most 512"),
+    ]:
+        assert who(other).startswith("paged_decode")
+        with pytest.raises(UnsupportedError, match=f"^kernel 'mma' does not take this problem: .*{said}"):
+            who(other, "mma")
+
+
+def test_strided_views(machine):
+    case = stored(make(3, 2, 3, 32, 16, [70, 5, 40], 16))
+    room = np.full((case.kv_cache.shape[0], 2, 16, 48), np.nan, BF16)
+    room[:, 1, :, 8:40] = case.kv_cache
+    heads_first = np.ascontiguousarray(case.q.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    apart = case.but(q=heads_first, kv_cache=room[:, 1, :, 8:40])
+    assert bits(decode_paged(machine, apart, kernel="mma")) == bits(decode_paged(machine, case, kernel="mma"))
+
+
+@pytest.mark.parametrize("q_size", [0.0, 0.1, 30.0])
+def test_flat_and_peaked_scores(machine, q_size):
+    case = stored(make(2, 1, 3, 48, 32, [130, 70], 16, q_size=q_size))
+    assert_paged(machine, case, kernel="mma", split_keys=64)
+
+
+@pytest.mark.parametrize("rise", [1.0, -90.0])
+def test_scores_that_rise_or_fall_so_that_every_tile_rescales(machine, rise):
+    case = make(1, 1, 2, 32, 16, [200], 16)
+    case.q[..., 0] = 16
+    for position, row in enumerate(case.keys(0).astype(np.float32)):
+        row[0] = rise * position / 32
+        place(case, 0, position, row)
+    assert_paged(machine, stored(case), kernel="mma", split_keys=64)
+
+
+def test_a_score_of_minus_infinity_has_weight_zero_and_its_value_is_not_touched(machine):
+    case = make(2, 2, 3, 32, 16, [70, 200], 16)
+    case.q[..., 3] = np.abs(case.q[..., 3]) + 1
+    row = np.where(np.arange(32) == 3, -np.inf, 1).astype(np.float32)
+    for b, position in [(0, 0), (0, 5), (1, 32), (1, 68), (1, 199)]:
+        place(case, b, position, row)
+    out, lse = assert_paged(machine, stored(case), kernel="mma", split_keys=64)
+    assert np.isfinite(out).all() and np.isfinite(lse).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(("column", "position"), [(0, 0), (20, 100), (12, 99)])
+def test_a_visible_nan_or_plus_infinity_spoils_the_rows_that_see_it(machine, bad, column, position):
+    """And no other row of its block, whose weight for it is 0."""
+    case = make(2, 3, 2, 32, 16, [101, 101], 16)
+    case.q[..., column] = np.abs(case.q[..., column]) + 1
+    row = case.keys(1)[position].astype(np.float32)
+    row[column] = bad
+    place(case, 1, position, row)
+    out, lse = assert_paged(machine, stored(case), kernel="mma", split_keys=64)
+    sees = np.array([[False] * 3, [position < case.visible(1, t) for t in range(3)]])
+    assert (np.isnan(lse) == sees[..., None]).all()
+    assert (np.isnan(out) == sees[..., None, None]).all()
+
+
+def test_a_query_with_nan_spoils_its_own_row_alone(machine):
+    case = make(2, 2, 3, 32, 16, [70, 33], 16)
+    case.q[1, 0, 2, 5] = np.nan
+    _, lse = assert_paged(machine, stored(case), kernel="mma")
+    assert np.argwhere(np.isnan(lse)).tolist() == [[1, 0, 2]]
+
+
+def test_the_same_bits_twice_alone_and_in_a_batch(machine):
+    case = stored(make(3, 2, 3, 32, 16, [70, 129, 200], 16))
+    out, lse = decode_paged(machine, case, kernel="mma", split_keys=64)
+    assert bits(decode_paged(machine, case, kernel="mma", split_keys=64)) == bits((out, lse))
+    for b, n in enumerate(case.seq_lens):
+        one = slice(b, b + 1)
+        alone = case.but(q=case.q[one], block_table=case.block_table[one], seq_lens=case.seq_lens[one])
+        found = decode_paged(machine, alone, kernel="mma", split_keys=64, longest=int(n))
+        assert bits(found) == bits((out[b], lse[b]))
+
+
+# --- bugs planted in its text
+
+
+class Planted(Interpreter):
+    """An interpreter whose kernels have `old` replaced by `new`."""
+
+    def __init__(self, arch, old, new):
+        super().__init__(arch)
+        self.change = old, new
+
+    def kernel(self, file, name, **defines):
+        from mla_oracle.gpu import cache, sources
+
+        text = sources.flatten(file)
+        if name.startswith("paged_mma"):
+            assert text.count(self.change[0]) == 1, self.change[0]
+            text = text.replace(*self.change)
+        options = [f"-D{macro}={value}" for macro, value in defines.items()]
+        return self.load(cache.compile(text, self.arch, name=file, options=options).ptx, name, file=file)
+
+
+BUGS = {
+    "no wait": ("        wait_for_groups();\n", "", "cp.async not waited for"),
+    "no barrier after the wait": ("        __syncthreads();            // the tile is there", "        //", "race"),
+    "no barrier before maxima are used": ("if (__syncthreads_or(odd))", "if (odd)", "race|never written"),
+    "no barrier before weights are used": (
+        "        __syncthreads();            // the weights",
+        "        //",
+        "race|never",
+    ),
+    "a barrier in one warp": (
+        "        __syncthreads();            // the weights are there",
+        "        if (warp == 0) __syncthreads();",
+        "divergent barrier|race|never",
+    ),
+    "rows past the last": ("if (row >= rows) continue;\n            float *out", "float *out", "out of bounds|race"),
+    "the tail by the last page": ("        if (j < end) {", "        {", "out of bounds|never written"),
+    "the tile after the last": ("if (first + KEYS < end) {", "{", "cp.async"),
+    "uninitialised weights": (
+        "if (key_warp == 0 && lane % 4 == 0) shared.rescale[row]",
+        "if (0) shared.rescale[row]",
+        "never",
+    ),
+    "a shuffle under divergence": (
+        "                top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));",
+        "                if (lane < 16) top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));",
+        "divergent warp",
+    ),
+    "commit on half the threads": (
+        "    end_of_group();\n",
+        "    if (threadIdx.x % 64 < 32) end_of_group();\n",
+        "cp.async",
+    ),
+    "a read past the queries": (
+        "Latent::at(row + 16 * i + lane % 16, chunk",
+        "Latent::at(row + 16 * i + lane % 16 + 4096, chunk",
+        "out of bounds",
+    ),
+}
+
+WRONG = {
+    "no tail mask": ("key < min(end, visible[i][half]) ?", "true ?"),
+    "no causal mask": ("key < min(end, visible[i][half]) ?", "key < end ?"),
+    "operands swapped in inline assembly": ("{%8, %9}", "{%9, %8}"),
+    "no .trans": ("x4.trans.shared", "x4.shared"),
+    "no rescaling": ("acc[i][c][n][e] *= e < 2 ? upper : lower;", ";"),
+    "no rescaling of the sum": ("l[i][half] *= rescale;", ";"),
+    "a query's rows of the wrong token": ("r / p.H * p.q_token", "r % p.T * p.q_token"),
+    "values that are not scrubbed": ("scrub<Stored>(shared.tiles[now]);", ";"),
+}
+
+
+@pytest.mark.skipif(kernel_cases.missing("ptx") is not None, reason="the extra cuda is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_reported(bug, arch):
+    old, new, said = BUGS[bug]
+    case = stored(make(2, 2, 20, 48, 32, [150, 37], 16))
+    with pytest.raises(Fault, match=said):
+        decode_paged(Planted(arch, old, new), case, kernel="mma")
+
+
+@pytest.mark.skipif(kernel_cases.missing("ptx") is not None, reason="the extra cuda is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("bug", WRONG)
+def test_a_planted_bug_gives_wrong_numbers(bug, arch):
+    case = make(2, 2, 20, 48, 32, [150, 37], 16)
+    # Scores that rise, and a last value that the first query must not see.
+    for position, row in enumerate(case.keys(0).astype(np.float32)):
+        row[0] = position / 16
+        place(case, 0, position, row)
+    place(case, 0, 149, np.full(48, np.nan, np.float32))
+    with pytest.raises(AssertionError):
+        assert_paged(Planted(arch, *WRONG[bug]), stored(case), kernel="mma")
+
+
+def test_the_tile_fits_the_shared_memory_of_every_architecture():
+    tiles = {"sm_80": (64, 32), "sm_86": (16, 32), "sm_89": (16, 32), "sm_90": (64, 64), "sm_120": (16, 32)}
+    for arch, tile in tiles.items():
+        assert paged_mma.tile(arch) == tile
+        assert paged_mma.shared_bytes(576, *tile) <= layout.most_smem(arch)
