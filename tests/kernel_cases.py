@@ -97,7 +97,7 @@ def paged(case, lse_unit=1.0, mma=False):
             size = (np.abs(q) @ np.abs(k).T).max(1) * abs(case.scale)
             top = score.max(1, keepdims=True)
             p = np.exp(score - top)
-            relative = EPS * ((1.1 * D + 16) * size + 1.6 * n + 32 if mma else (D / 32 + 12) * size + n + 32)
+            relative = EPS * ((D / 32 + 12) * size + n + 32) + 2 * D * TINY * abs(case.scale)
             mean = p @ np.abs(k[:, : case.V]) / p.sum(1, keepdims=True)
             out[b, t] = (relative[:, None] + u) * mean + n * step * (1 + np.abs(k[:, : case.V]).max())
             lse[b, t] = (relative + 2 * EPS * (np.abs(top[:, 0]) + 2 * np.log(n))) * lse_unit
@@ -121,7 +121,8 @@ def dense(form, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, scale):
     relative = EPS * (steps * size + visible[:, None] + L / 32 + 40)
     v = np.einsum("hvl,tl->htv", np.abs(w_uv), np.abs(c_kv))
     mean = np.einsum("qht,htv->qhv", p / p.sum(-1, keepdims=True), v)
-    return relative[..., None] * mean + t_kv * TINY * (1 + v.max()) * (1 + np.abs(c_kv).max())
+    lost = 1 + v.max() + (1 + np.abs(c_kv).max()) * np.abs(w_uv).sum(2)  # [H, V]
+    return relative[..., None] * mean + t_kv * TINY * lost
 
 
 def rope(x, cosine_error, amplitude, pairs, neox):

@@ -3,12 +3,12 @@
 
 Bounds, with eps = 2^-23 and tiny = 2^-126. For a query and head that sees n rows, of weights p: |k_nope| and |v| are
 k_nope and v with every number of the products that make them taken by its size, size = max over rows of
-(|q_nope| . |k_nope| + |q_pe| . |k_pe|) * |scale| (which must be finite in f32). The result differs from strict f64's
-by at most
+(|q_nope| . |k_nope| + |q_pe| . |k_pe|) * |scale| (which must be finite in f32, and no product that makes it below
+tiny, but 0). The result differs from strict f64's by at most
 
     naive:     relative = eps * ((L/32 + (P + R)/32 + 24) * size + n + L/32 + 40)
     absorbed:  relative = eps * ((P + (L + R)/32 + 24) * size + n + L/32 + 40)
-    out:       relative * (sum p |v| / sum p) + n * tiny * (1 + max |v|) (1 + max |c|)
+    out:       relative * (sum p |v| / sum p) + n * tiny * (1 + max |v| + (1 + max |c|) * sum |w_uv[j]|)
 
 /32: a lane's products, the sum over the lanes being in the constants; P: absorb_query adds in sequence; n: the sums
 over rows; L/32: the values of naive, the projection of absorbed. Dtypes are widened exactly, and add nothing.

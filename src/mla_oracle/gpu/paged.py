@@ -55,14 +55,14 @@ def decode(
     must be finite in f32), eps = 2^-23 and tiny = 2^-126, the result differs from strict f64's over the same stored
     numbers by at most
 
-        relative = eps * ((D/32 + 12) * size + n + 32)
+        relative = eps * ((D/32 + 12) * size + n + 32) + 2 D tiny |scale|
         out:  relative * (sum p |v| / sum p) + n * tiny * (1 + max |v|)
         lse:  (relative + 2 eps (max |score| + 2 log n)) * lse_unit
 
     D/32 + 12: a lane's products, the sum over the lanes (5), scale, and the subtractions of the maxima (of a tile, of
     the row, twice each), of the weights and of their sum; n: the sums over keys, a rounding (eps/2) for each key, with
     a rescaling for each tile of 32 and split; 32: exp (2 ulp), the lanes' sum, the division; tiny: weights and products
-    below it count as 0; the LSE: log (2 ulp), its sum and its unit.
+    below it may count as 0; the LSE: log (2 ulp), its sum and its unit.
 
     On tensor cores, which may truncate where they add (a product of 16 and a sum is 17 addends), and with weights
     rounded to the cache's dtype, u = 2^-8 of bf16 or 2^-11 of f16, whose smallest step is 2^-24,
