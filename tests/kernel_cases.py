@@ -163,3 +163,22 @@ def assert_within(got, expected, allowed):
     good |= (got == expected) | (np.isnan(got) & np.isnan(expected))
     bad = [x[~good][0] for x in (got, expected, np.broadcast_to(allowed, got.shape))] if not good.all() else []
     assert good.all(), (np.argwhere(~good)[0], *bad)
+
+
+def decode(machine, case, lse_unit=1.0, **options):
+    """(out, lse) of a fast_cases.Case on `machine`, arrays made and taken by forms.fill."""
+    rows = case.q.shape[:3]
+    out, lse = np.full((*rows, case.V), 77, np.float32), np.full(rows, 77, np.float32)
+    problem = case.q, case.kv_cache, case.block_table, case.seq_lens, case.scale, case.causal, lse_unit, case.empty_lse
+    forms.fill(forms.decode_paged, machine, *problem, outputs=(out, lse), **options)
+    return out, lse
+
+
+def assert_right(machine, case, **options):
+    """(out, lse), within their bound of strict f64."""
+    out, lse = decode(machine, case, **options)
+    expected_out, expected_lse = strict64(case)
+    allowed_out, allowed_lse = paged(case)
+    assert_within(out, expected_out, allowed_out)
+    assert_within(lse, expected_lse, allowed_lse)
+    return out, lse

@@ -8,7 +8,7 @@ import pytest
 from fast_cases import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cuda_paged import assert_right
+from kernel_cases import assert_right
 
 DTYPES = st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16])
 
