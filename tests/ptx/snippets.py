@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A few lines of PTX on arrays, one number per thread.
 
-    evaluate("add.s32 x, a, b;", out={"x": np.int32}, a=..., b=...) -> {"x": array}
+evaluate("add.s32 x, a, b;", out={"x": np.int32}, a=..., b=...) -> {"x": array}
 """
 
 import numpy as np

@@ -12,7 +12,27 @@ from snippets import evaluate, one
 
 INF, NAN = float("inf"), float("nan")
 TINY, SUB, MAX = 2.0**-126, 2.0**-149, float(np.finfo(np.float32).max)
-EDGES = [0.0, -0.0, 1.0, -1.0, 1.5, 3.0, 0.1, -0.3, 1e30, -1e30, TINY, SUB, -SUB * 3, TINY / 4, MAX, -MAX, INF, -INF, NAN]
+EDGES = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    1.5,
+    3.0,
+    0.1,
+    -0.3,
+    1e30,
+    -1e30,
+    TINY,
+    SUB,
+    -SUB * 3,
+    TINY / 4,
+    MAX,
+    -MAX,
+    INF,
+    -INF,
+    NAN,
+]
 EDGES += [1 + 2.0**-23, 1 - 2.0**-24, 2.0**-100, 123456.789, 16777215.0]
 CANONICAL = 0x7FFFFFFF
 
@@ -36,7 +56,12 @@ def rounded(x: Fraction, mode="rn", digits=24, lowest=-126, top=127):
     e = max(e, lowest)
     unit = Fraction(2) ** (e - digits + 1)
     n, rest = divmod(x, unit)
-    up = {"rn": rest * 2 > unit or (rest * 2 == unit and n % 2), "rz": False, "rm": sign < 0 and rest, "rp": sign > 0 and rest}
+    up = {
+        "rn": rest * 2 > unit or (rest * 2 == unit and n % 2),
+        "rz": False,
+        "rm": sign < 0 and rest,
+        "rp": sign > 0 and rest,
+    }
     n += bool(up[mode])
     if n * unit >= Fraction(2) ** (top + 1):
         biggest = float((2**digits - 1) * Fraction(2) ** (top - digits + 1))
@@ -69,7 +94,9 @@ def test_fma_rounds_once_in_every_mode(mode):
     a, b = pairs([1 + 2.0**-23, -1 - 2.0**-22, 3.0, 0.1, 2.0**-80, TINY, 1e25, -7.3])
     for c in (0.3, -1.0, SUB, -(1 + 2.0**-21), 1e38):
         x = one(f"fma.{mode}.f32 x, a, b, 0f{floats([c]).view(np.uint32)[0]:08X};", np.float32, a=a, b=b)
-        exact = [Fraction(float(p)) * Fraction(float(q)) + Fraction(float(np.float32(c))) for p, q in zip(a, b, strict=True)]
+        exact = [
+            Fraction(float(p)) * Fraction(float(q)) + Fraction(float(np.float32(c))) for p, q in zip(a, b, strict=True)
+        ]
         keep = np.array([value != 0 for value in exact])
         same(x[keep], floats([rounded(value, mode) for value in exact])[keep])
 
@@ -93,7 +120,14 @@ def test_ftz_makes_subnormal_arguments_and_results_signed_zeros():
     half = np.full(6, 0.5, np.float32)
     same(one("mul.ftz.f32 x, a, b;", np.float32, a=a, b=half), [0.0, -0.0, 0.0, 0.0, -0.0, 0.5])
     same(one("mul.f32 x, a, b;", np.float32, a=a, b=half), a * half)
-    assert one("setp.eq.ftz.f32 p1, a, 0f00000000; selp.u32 x, 1, 0, p1;", np.uint32, a=a).tolist() == [1, 1, 1, 0, 0, 0]
+    assert one("setp.eq.ftz.f32 p1, a, 0f00000000; selp.u32 x, 1, 0, p1;", np.uint32, a=a).tolist() == [
+        1,
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_sat_clamps_and_makes_nan_zero():
@@ -154,7 +188,9 @@ def test_comparisons_know_ordered_from_unordered():
                 assert x[k] == (unordered if nan else eval(f"p {sign} q")), (name, unordered, p, q)
     nan = np.isnan(a) | np.isnan(b)
     assert one("setp.nan.f32 p1, a, b; selp.u32 x, 1, 0, p1;", np.uint32, a=a, b=b).tolist() == nan.astype(int).tolist()
-    assert one("setp.num.f32 p1, a, b; selp.u32 x, 1, 0, p1;", np.uint32, a=a, b=b).tolist() == (~nan).astype(int).tolist()
+    assert (
+        one("setp.num.f32 p1, a, b; selp.u32 x, 1, 0, p1;", np.uint32, a=a, b=b).tolist() == (~nan).astype(int).tolist()
+    )
 
 
 def test_double_precision():
@@ -217,7 +253,9 @@ def test_packed_halves_are_two_at_once(kind):
 def test_cvt_to_half_rounds_to_nearest_even(kind):
     rng = np.random.default_rng(7)
     a = rng.integers(0, 1 << 32, 900, np.uint32).view(np.float32)
-    a = np.concatenate([a[np.isfinite(a)][:800], floats([0.0, 1 + 2.0**-9, 1 + 2.0**-12, 65520.0, 65519.0, SUB, 6e-8, 3e-8])])
+    a = np.concatenate(
+        [a[np.isfinite(a)][:800], floats([0.0, 1 + 2.0**-9, 1 + 2.0**-12, 65520.0, 65519.0, SUB, 6e-8, 3e-8])]
+    )
     got = one(f"cvt.rn.{kind}.f32 x, a;", np.uint16, a=a)
     with np.errstate(over="ignore"):
         assert got.tolist() == a.astype(HALVES[kind][0]).view(np.uint16).tolist()
@@ -249,7 +287,9 @@ def test_cvt_of_eight_bit_numbers(kind, dtype):
     assert (got >> 16).astype(np.uint16)[numbers].tolist() == expected.view(np.uint16)[numbers].tolist()
     assert np.isnan((got >> 16).astype(np.uint16).view(np.float16)[~numbers]).all()
     # to eight bits: to nearest even, too large becomes the largest, a is the upper one
-    a = floats([0.0, -0.0, 1.0, 1.0625, 1.1875, 1.125, 17.0, 18.0, 19.0, 448.0, 463.0, 1e6, -1e6, INF, 2.0**-9, 2.0**-10, 3e-3])
+    a = floats(
+        [0.0, -0.0, 1.0, 1.0625, 1.1875, 1.125, 17.0, 18.0, 19.0, 448.0, 463.0, 1e6, -1e6, INF, 2.0**-9, 2.0**-10, 3e-3]
+    )
     got = one(f"cvt.rn.satfinite.{kind}x2.f32 x, a, b;", np.uint16, a=a, b=a)
     largest = float(ml_dtypes.finfo(dtype).max)
     expected = np.clip(a, -largest, largest).astype(dtype).view(np.uint8)
@@ -260,7 +300,9 @@ def test_cvt_of_eight_bit_numbers(kind, dtype):
 
 @pytest.mark.parametrize("mode", ["rni", "rzi", "rmi", "rpi"])
 def test_cvt_to_integers_rounds_then_clamps_and_makes_nan_zero(mode):
-    a = floats([0.5, 1.5, 2.5, -0.5, -1.5, 0.0, 1e9, 2147483520.0, 2.0**31, -(2.0**31), 3e9, -3e9, 1e20, INF, -INF, NAN])
+    a = floats(
+        [0.5, 1.5, 2.5, -0.5, -1.5, 0.0, 1e9, 2147483520.0, 2.0**31, -(2.0**31), 3e9, -3e9, 1e20, INF, -INF, NAN]
+    )
     function = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}[mode]
     for kind, low, high in (("s32", -(2**31), 2**31 - 1), ("u32", 0, 2**32 - 1), ("s64", -(2**63), 2**63 - 1)):
         expected = []

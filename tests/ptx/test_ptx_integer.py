@@ -56,7 +56,9 @@ BINARY = {
 def test_arithmetic(name, kind):
     a, b = pairs(kind)
     x = one(f"{name}.{kind} x, a, b;", dtype(kind), a=a, b=b)
-    assert x.tolist() == [wrap(BINARY[name](p, q, int(kind[1:])), kind) for p, q in zip(a.tolist(), b.tolist(), strict=True)]
+    assert x.tolist() == [
+        wrap(BINARY[name](p, q, int(kind[1:])), kind) for p, q in zip(a.tolist(), b.tolist(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["s16", "u16", "s32", "u32"])
@@ -204,7 +206,9 @@ def test_comparisons(kind):
     a, b = pairs(kind)
     for name, sign in relations.items():
         x = one(f"setp.{name}.{kind} p1, a, b; selp.u32 x, 1, 0, p1;", np.uint32, a=a, b=b)
-        assert x.tolist() == [int(eval(f"p {sign} q", {"p": p, "q": q})) for p, q in zip(a.tolist(), b.tolist(), strict=True)]
+        assert x.tolist() == [
+            int(eval(f"p {sign} q", {"p": p, "q": q})) for p, q in zip(a.tolist(), b.tolist(), strict=True)
+        ]
 
 
 def test_setp_combines_with_a_predicate_and_gives_the_complement():

@@ -54,16 +54,21 @@ def test_vectors_are_neighbours(n):
 
 
 def test_generic_addresses_reach_shared_and_local_memory():
-    body = OWN + """
+    body = (
+        OWN
+        + """
         cvt.u64.u32 d10, r1; cvta.shared.u64 d11, d10; st.u32 [d11+4], a; cvta.to.shared.u64 d12, d11;
         cvt.u32.u64 r3, d12; ld.shared.u32 r4, [r3+4];
         mov.u64 d1, stack; cvta.local.u64 d2, d1; st.u32 [d2+8], r4; ld.local.u32 x, [stack+8];
     """
+    )
     assert one(body, np.uint32, a=LANE, shared=SHARED + ".local .align 8 .b8 stack[16];").tolist() == LANE.tolist()
 
 
 def test_constant_and_global_variables_of_the_module():
-    module = ".const .align 4 .b8 table[8] = {1, 0, 0, 0, 255, 255, 255, 255};\n.global .align 4 .u32 seen[2] = {40, 50};"
+    module = (
+        ".const .align 4 .b8 table[8] = {1, 0, 0, 0, 255, 255, 255, 255};\n.global .align 4 .u32 seen[2] = {40, 50};"
+    )
     body = "mov.u64 d1, table; ld.const.u32 r1, [d1+4]; ld.global.u32 r2, [seen+4]; add.s32 x, r1, r2;"
     assert set(one(body, np.uint32, a=LANE, module=module).tolist()) == {49}
     with pytest.raises(Fault, match="out of bounds: ld.const.u32 of 4 bytes .* 8 bytes into an array of 8"):
@@ -179,6 +184,16 @@ def test_an_array_over_terabytes_is_uploaded_by_its_elements():
 def test_without_checks_bounds_and_alignment_still_hold():
     for name in ("past the end", "misaligned", "past shared memory", "past the stack"):
         with pytest.raises(Fault):
-            launch(FAULTS[name][0], [np.zeros(16, np.uint32), EMPTY], shared=SHARED + ".local .align 16 .b8 stack[16];", checks=False)
+            launch(
+                FAULTS[name][0],
+                [np.zeros(16, np.uint32), EMPTY],
+                shared=SHARED + ".local .align 16 .b8 stack[16];",
+                checks=False,
+            )
     for name in ("unwritten shared", "an unwritten stack", "unwritten global"):
-        launch(FAULTS[name][0], [np.zeros(16, np.uint32), EMPTY], shared=SHARED + ".local .align 16 .b8 stack[16];", checks=False)
+        launch(
+            FAULTS[name][0],
+            [np.zeros(16, np.uint32), EMPTY],
+            shared=SHARED + ".local .align 16 .b8 stack[16];",
+            checks=False,
+        )

@@ -114,7 +114,9 @@ def test_threads_that_exit_before_a_barrier_are_a_warning():
     from snippets import text
 
     machine = Interpreter("sm_90", threads=1)
-    kernel = machine.load(text("setp.lt.u32 p1, tid_, 32; @p1 ret; bar.sync 0;", {}, {"a": LANE}), "snippet", file="x.ptx")
+    kernel = machine.load(
+        text("setp.lt.u32 p1, tid_, 32; @p1 ret; bar.sync 0;", {}, {"a": LANE}), "snippet", file="x.ptx"
+    )
     machine.launch(kernel, (3, 1, 1), (64, 1, 1), 0, machine.upload(LANE))
     assert len(kernel.warnings) == 1
     assert "exited before a barrier that others reach, x.ptx, PTX line" in kernel.warnings[0]
@@ -187,10 +189,13 @@ def test_a_copy_that_was_not_waited_for_is_a_fault(name):
 
 def test_clocks_start_again_before_they_run_out():
     # more synchronisations than a stamp has room for, and races are still found
-    body = PLACES + f"""
+    body = (
+        PLACES
+        + f"""
         mov.u32 r5, 0;
     AGAIN: bar.sync 0; add.u32 r5, r5, 1; setp.lt.u32 p1, r5, {(1 << 20) + 100}; @p1 bra AGAIN;
     """
+    )
     one(body + WRITE + "bar.sync 0;" + READ_OTHER, np.uint32, a=LANE, shared=SHARED)
     with pytest.raises(Fault, match="race"):
         one(body + WRITE + READ_NEXT, np.uint32, a=LANE, shared=SHARED)

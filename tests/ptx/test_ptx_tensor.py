@@ -148,12 +148,15 @@ def test_ldmatrix_takes_the_address_from_the_lanes_that_count():
 
 @pytest.mark.parametrize("trans", ["", ".trans"])
 def test_stmatrix_is_the_inverse_of_ldmatrix(trans):
-    body = FILL + f"""
+    body = (
+        FILL
+        + f"""
         ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{r4, r5, r6, r7}}, [r1];
         stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [r1 + 512], {{r4, r5, r6, r7}};
         bar.warp.sync -1;
         ld.shared.v4.b32 {{x0, x1, x2, x3}}, [r1 + 512];
     """
+    )
     got = evaluate(body, out={f"x{i}": np.uint32 for i in range(4)}, shared=STAGE, **rows(4))
     for i in range(4):
         assert got[f"x{i}"].tolist() == rows(4)[f"m{i}"].tolist()

@@ -225,7 +225,7 @@ cdef inline void gather(Block* b, const Instr* i, Py_ssize_t k, uint8_t* value) 
 
 
 cdef inline bint store(Block* b, const Instr* i, const uint32_t* mask) noexcept nogil:
-    cdef int space = i.kind, e, bytes = i.size * i.count
+    cdef int space = i.kind, bytes = i.size * i.count
     cdef Py_ssize_t k, stray = 0
     cdef uint8_t value[64]
     find_addresses(b, i, i.operand[0])

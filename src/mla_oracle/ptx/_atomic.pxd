@@ -73,6 +73,10 @@ cdef inline uint64_t update(uint64_t place, int which, int size, uint64_t b, uin
             return narrow
 
 
+cdef inline uint64_t argument(const Block* b, int32_t unit, int size, Py_ssize_t k) noexcept nogil:
+    return (<uint64_t*>sized(b, unit, 8))[k] if size == 8 else (<uint32_t*>sized(b, unit, 4))[k]
+
+
 cdef inline bint atomic(Block* b, const Instr* i, const uint32_t* mask) noexcept nogil:
     cdef int space = i.kind, first = i.results + 1
     cdef Py_ssize_t k
@@ -100,10 +104,9 @@ cdef inline bint atomic(Block* b, const Instr* i, const uint32_t* mask) noexcept
             if b.launch.checks and not writes(b, <uint32_t>(b.low + k), <uint32_t>address, i.size, NULL, ATOMIC):
                 return False
             b.where[k] = <uint64_t>(b.shared + address)
-        x = (<uint64_t*>sized(b, i.operand[first], 8))[k] if i.size == 8 else (<uint32_t*>sized(b, i.operand[first], 4))[k]
+        x = argument(b, i.operand[first], i.size, k)
         if i.operand[first + 1] >= 0:
-            y = ((<uint64_t*>sized(b, i.operand[first + 1], 8))[k] if i.size == 8
-                 else (<uint32_t*>sized(b, i.operand[first + 1], 4))[k])
+            y = argument(b, i.operand[first + 1], i.size, k)
         x = update(b.where[k], i.second, i.size, x, y)
         if i.results and i.operand[0] >= 0:
             if i.size == 8:

@@ -6,7 +6,7 @@
 # be the same instruction for all: if it is not, threads meet that should not.
 from libc.stdint cimport int32_t, uint32_t
 
-from mla_oracle.ptx._block cimport AT_BARRIER, BARRIERS, RUNNING, Barrier, Block, Instr, fail, row
+from mla_oracle.ptx._block cimport AT_BARRIER, AT_COLLECTIVE, BARRIERS, RUNNING, Barrier, Block, Instr, fail, row
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._races cimport meet_all, meet_warps
 
@@ -31,6 +31,9 @@ cdef inline bint whole_warps(Block* b, const Instr* i, const uint32_t* mask) noe
             continue
         for k in range(first, first + 32):
             if b.live[b.low + k] and not mask[k]:
+                if b.states[b.low + k] == AT_COLLECTIVE:    # there lies the cause
+                    b.pc = b.pcs[b.low + k]
+                    return fail(b, DIVERGENT_WARP, b.low + k, 0, 0, 0)
                 fail(b, DIVERGENT_BARRIER, b.low + first, i.imm, 0, 0)
                 b.fault_other = <int32_t>(b.low + k)
                 return False

@@ -155,7 +155,9 @@ cdef inline uint8_t* sized(const Block* b, int32_t unit, int width) noexcept nog
     return b.rows + <Py_ssize_t>unit * b.launch.lanes * 4 + b.low * width
 
 
-cdef inline bint fail(Block* b, int32_t fault, Py_ssize_t lane, int64_t address, int64_t size, int32_t space) noexcept nogil:
+cdef inline bint fail(
+    Block* b, int32_t fault, Py_ssize_t lane, int64_t address, int64_t size, int32_t space,
+) noexcept nogil:
     """Note a fault of `lane` (counted in the block); always False."""
     b.fault, b.fault_pc, b.fault_lane, b.fault_other = fault, b.pc, <int32_t>lane, -1
     b.fault_address, b.fault_size, b.fault_space = address, size, space

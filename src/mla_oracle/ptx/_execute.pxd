@@ -40,7 +40,9 @@ cdef inline void saturate(float* d, Py_ssize_t n) noexcept nogil:
 
 
 cdef inline void set_rounding(int mode) noexcept nogil:
-    fesetround(FE_TOWARDZERO if mode == ZERO else FE_DOWNWARD if mode == DOWN else FE_UPWARD if mode == UP else FE_TONEAREST)
+    fesetround(
+        FE_TOWARDZERO if mode == ZERO else FE_DOWNWARD if mode == DOWN else FE_UPWARD if mode == UP else FE_TONEAREST
+    )
 
 
 cdef inline void compute(Block* b, const Instr* i, const uint32_t* mask, bint all_live) noexcept nogil:

@@ -101,15 +101,15 @@ cdef void fill(Block* b, const int64_t* constants, Py_ssize_t n) noexcept nogil:
 
 cdef int64_t special(const Block* b, int which, Py_ssize_t lane) noexcept nogil:
     # 10: special registers
-    cdef const int32_t* size = b.launch.block
-    cdef const int32_t* grid = b.launch.grid
+    cdef const Launch* launch = b.launch
+    cdef int32_t x = launch.block[0], y = launch.block[1], grid_x = launch.grid[0], grid_y = launch.grid[1]
     cdef uint32_t bit = <uint32_t>1 << (lane & 31)
     if which == TID_X:
-        return lane % size[0]
+        return lane % x
     if which == TID_Y:
-        return lane // size[0] % size[1]
+        return lane // x % y
     if which == TID_Z:
-        return lane // size[0] // size[1]
+        return lane // x // y
     if which == LANEID:
         return lane & 31
     if which == WARPID:
@@ -125,10 +125,10 @@ cdef int64_t special(const Block* b, int which, Py_ssize_t lane) noexcept nogil:
     if which == MASK_GE:
         return <uint32_t>~(bit - 1)
     if which == CTAID_X:
-        return b.index % grid[0]
+        return b.index % grid_x
     if which == CTAID_Y:
-        return b.index // grid[0] % grid[1]
-    return b.index // grid[0] // grid[1]
+        return b.index // grid_x % grid_y
+    return b.index // grid_x // grid_y
 
 
 cdef void begin(Block* b, int64_t index) noexcept nogil:

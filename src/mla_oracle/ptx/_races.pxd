@@ -25,7 +25,9 @@ cdef inline uint16_t span_bits(uint32_t address, uint32_t size) noexcept nogil:
     return <uint16_t>(((<uint32_t>1 << size) - 1) << (address & 15))
 
 
-cdef inline bint accuse(Block* b, int32_t fault, Py_ssize_t lane, uint32_t other, uint32_t address, uint32_t size) noexcept nogil:
+cdef inline bint accuse(
+    Block* b, int32_t fault, Py_ssize_t lane, uint32_t other, uint32_t address, uint32_t size,
+) noexcept nogil:
     fail(b, fault, lane, address, size, SHARED)
     b.fault_other = <int32_t>other
     return False
@@ -94,8 +96,9 @@ cdef inline bint reads(Block* b, uint32_t lane, uint32_t address, uint32_t size,
     cdef uint16_t bits = span_bits(address, size)
     if s.written[span] & bits != bits:
         return fail(b, NEVER_WRITTEN, lane, address, size, SHARED)
-    if s.last_write[span] >= s.floor and not after_writes(b, lane, address, size, RACE_WRITE_READ, IN_FLIGHT_READ, NULL):
-        return False
+    if s.last_write[span] >= s.floor:
+        if not after_writes(b, lane, address, size, RACE_WRITE_READ, IN_FLIGHT_READ, NULL):
+            return False
     s.last_read[span] = max(s.last_read[span], stamp)
     cells = s.reads + (<Py_ssize_t>span * b.launch.warps + warp) * per_span
     begin = (address & 15) // granule
@@ -113,8 +116,9 @@ cdef inline bint writes(
     cdef Shadow* s = &b.shadow
     cdef uint32_t granule = b.launch.granule, at, span = address >> 4, stamp = s.stamp[lane >> 5]
     cdef uint32_t record = stamp << 11 | flight | lane
-    if s.last_write[span] >= s.floor and not after_writes(b, lane, address, size, RACE_WRITE_WRITE, IN_FLIGHT_WRITE, value):
-        return False
+    if s.last_write[span] >= s.floor:
+        if not after_writes(b, lane, address, size, RACE_WRITE_WRITE, IN_FLIGHT_WRITE, value):
+            return False
     if s.last_read[span] >= s.floor and not after_reads(b, lane, address, size):
         return False
     s.written[span] |= span_bits(address, size)

@@ -71,6 +71,11 @@ class Interpreter:
         self._modules: dict[str, tuple[Module, dict[str, Allocation]]] = {}
         self._kernels: dict[tuple[str, str], InterpretedKernel] = {}
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the launches of all its kernels met that is no fault."""
+        return [warning for kernel in self._kernels.values() for warning in kernel.warnings]
+
     def upload(self, array: Array) -> Buffer:
         return self.memory.upload(array)
 

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interpreter as a machine: what it refuses before anything runs, and the command that runs a file on it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from snippets import text
+
+from mla_oracle import cli
+from mla_oracle.errors import InputError, UnsupportedError
+from mla_oracle.ptx import Interpreter, _opcodes, interpreter
+from mla_oracle.ptx.memory import PIECE
+from mla_oracle.ptx.parser import Address, Pair, parse
+from mla_oracle.ptx.program import INSTR
+
+DECODE = Path(__file__).with_name("tensor_decode.cu")
+LANE = np.arange(32, dtype=np.uint32)
+
+
+def test_structures_are_as_large_here_as_in_the_machine():
+    assert interpreter._machine().sizes() == (INSTR.itemsize, PIECE.itemsize)
+
+
+def test_every_operation_has_a_number_of_its_own():
+    assert len({int(op) for op in _opcodes.Op}) == len(_opcodes.Op.__members__)
+
+
+def snippet(body="", **options):
+    return Interpreter("sm_90", **options).load(text(body, {"x": np.uint32}, {"a": LANE}), "snippet", file="x.ptx")
+
+
+@pytest.mark.parametrize(("body", "message"), [
+    ("wgmma.fence.sync.aligned;", r"PTX line \d+: wgmma.fence.sync.aligned is not supported by the interpreter"),
+    ("add.cc.u32 x, a, a;", r"PTX line \d+: add.cc.u32 is not supported"),
+    ("add.f16x4 x, a, a;", r"PTX line \d+: add.f16x4 is not supported"),
+    ("ld.global.b32.unheard x, [d1];", r"PTX line \d+: ld.global.b32.unheard is not supported"),
+    ("cp.async.bulk.commit_group;", r"PTX line \d+: cp.async.bulk.commit_group is not supported"),
+    ("shfl.bfly.b32 x, a, 1, 31;", r"PTX line \d+: shfl.bfly.b32 is not supported"),
+    ("call vprintf, (a);", r"PTX line \d+: a call of vprintf is not supported"),
+    ("mov.u32 x, %envreg0;", r"PTX line \d+: %envreg0 is not supported"),
+    (".surf x;", r"PTX line \d+: .surf is not supported"),
+])  # fmt: skip
+def test_what_is_not_known_is_refused_by_name_and_line(body, message):
+    with pytest.raises(UnsupportedError, match=message):
+        snippet(body)
+
+
+@pytest.mark.parametrize(
+    "body", ["bra NOWHERE;", "mov.u32 x, nothing;", "add.u32 x, a, b, c", "mov.u32;", "}", "@p1;", "ld.u32 x, [;"]
+)
+def test_what_is_no_ptx_is_refused_in_one_line(body):
+    with pytest.raises((InputError, UnsupportedError)) as caught:
+        snippet(body)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_part_of_a_module_is_read_or_refused():
+    whole = text("add.u32 x, a, a;", {"x": np.uint32}, {"a": LANE})
+    for end in range(0, len(whole), 7):
+        try:
+            Interpreter().load(whole[:end], "snippet")
+        except (InputError, UnsupportedError) as error:
+            assert "\n" not in str(error)
+
+
+def test_an_unknown_kernel_is_refused_with_those_there_are():
+    with pytest.raises(InputError, match="there is no kernel other, the module has snippet"):
+        Interpreter().load(text("", {}, {"a": LANE}), "other")
+
+
+@pytest.mark.parametrize(("grid", "block", "smem", "args", "message"), [
+    ((1, 1, 1), (32, 1, 1), 0, "a", "snippet takes 2 arguments, 1 given"),
+    ((1, 1, 1), (32, 1, 1), 0, "a3", r"snippet: argument 1 is a int, expected a Buffer or a numpy scalar"),
+    ((1, 1, 1), (32, 1, 1), 0, "ai", "snippet: argument 1 has 4 bytes, the kernel declares 8"),
+    ((1, 1, 1), (1025, 1, 1), 0, "aa", "snippet: block is .1025, 1, 1., expected 1 to 1024 threads"),
+    ((1, 1, 1), (0, 1, 1), 0, "aa", "expected 1 to 1024 threads"),
+    ((0, 1, 1), (32, 1, 1), 0, "aa", "snippet: grid is .0, 1, 1."),
+    ((1, 65536, 1), (32, 1, 1), 0, "aa", "snippet: grid is"),
+    ((1, 1, 1), (32, 1, 1), 227 * 1024 + 1, "aa", "0 . 232449 bytes of shared memory, sm_90 has 232448"),
+    ((1, 1, 1), (32, 1, 1), -1, "aa", "bytes of shared memory"),
+])  # fmt: skip
+def test_a_launch_that_cannot_be_is_refused(grid, block, smem, args, message):
+    machine = Interpreter("sm_90")
+    kernel = machine.load(text("mov.u32 x, a;", {"x": np.uint32}, {"a": LANE}), "snippet")
+    values = {"a": machine.upload(LANE), "3": 3, "i": np.int32(3)}
+    with pytest.raises(InputError, match=message):
+        machine.launch(kernel, grid, block, smem, *(values[name] for name in args))
+
+
+def test_the_number_of_threads_a_kernel_declares_is_its_limit():
+    ptx = text("", {}, {"a": LANE}).replace(")\n{", ")\n.maxntid 64, 1, 1\n{", 1)
+    machine = Interpreter()
+    with pytest.raises(InputError, match="expected 1 to 64 threads"):
+        machine.launch(machine.load(ptx, "snippet"), (1, 1, 1), (96, 1, 1), 0, machine.upload(LANE))
+
+
+def test_blocks_know_their_place_in_the_grid():
+    body = """
+        mov.u32 r1, %ctaid.x; mov.u32 r2, %ctaid.y; mov.u32 r3, %ctaid.z; mov.u32 r4, %nctaid.x; mov.u32 r5, %nctaid.y;
+        mad.lo.u32 r6, r3, r5, r2; mad.lo.u32 r6, r6, r4, r1; mul.wide.u32 d1, r6, 4; add.s64 d1, d1, a; st.global.u32 [d1], r6;
+    """
+    machine = Interpreter("sm_90")
+    out = machine.empty((24,), np.uint32)
+    pointer = machine.upload(np.array([out.pointer], np.uint64))
+    kernel = machine.load(text(body, {}, {"a": np.zeros(1, np.uint64)}), "snippet")
+    machine.launch(kernel, (4, 3, 2), (1, 1, 1), 0, pointer)
+    assert machine.download(out).tolist() == list(range(24))
+
+
+def test_the_parser_reads_operands_scopes_and_places():
+    module = parse("""
+        .version 8.0
+        .target sm_80
+        .file 1 "cuda/x.cu"
+        .file 2 "cuda_fp16.hpp"
+        .visible .entry k(.param .u64 .ptr .align 16 p) .maxntid 32, 2, 1
+        { .reg .b32 %r<3>; .reg .pred q;
+          .loc 1 7 3
+          ld.global.v2.u32 {%r0, _}, [%rd1+-8];
+          .loc 2 90 1, function_name $L__info_string0, inlined_at 1 12 5
+          { .reg .b32 %r1; @!q mov.u32 %r1, -0x10; }
+          shfl.sync.idx.b32 %r2|q, %r1, 0f3F800000, 1.5, %r0; // a comment; with a semicolon
+        }""")
+    kernel = module.functions["k"]
+    load, move, shuffle = kernel.statements
+    assert module.target == "sm_80" and kernel.max_threads == 64 and kernel.params[0].align in (8, 16)
+    assert load.operands == [("%r0", "_"), Address("%rd1", -8)] and load.source[:2] == (1, 7)
+    assert move.guard == "q" and move.negated and move.operands[1] == -16 and move.source[:2] == (1, 12)
+    assert move.operands[0] != "%r1" and kernel.registers[move.operands[0]] == "b32"
+    assert shuffle.operands == [Pair("%r2", "q"), "%r1", 0x3F800000, 1.5, "%r0"]
+
+
+CASE = "paged:geometry=glm-5.2,heads=16,lens=100+0+33,dtype=bf16,seed=3"
+WORDS = "q kv_cache block_table seq_lens out lse H block_size max_blocks kv_cache.0 softmax_scale"
+LAUNCH = ["--kernel", "tensor_decode", "--grid", "1,3", "--block", "256", "--smem", "151808"]
+
+
+def command(*args, capsys):
+    code = cli.main(["ptx", "run", *args])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_command_runs_a_case_and_gives_a_verdict(capsys):
+    pytest.importorskip("cuda.bindings")
+    code, answer = command(str(DECODE), *LAUNCH, "--args", WORDS, CASE, capsys=capsys)
+    assert (code, answer["verdict"], answer["fault"], answer["warnings"]) == (0, "pass", None, [])
+    assert set(answer["comparison"]["figures"]) == {"out", "lse"}
+
+
+def test_the_command_reports_a_fault_and_wrong_numbers(capsys, tmp_path):
+    pytest.importorskip("cuda.bindings")
+    source = DECODE.read_text()
+    for old, new, verdict in (
+        ("__syncthreads();  // weights are there", "", "race"),
+        ("token < len ? s[i]", "true ? s[i]", None),
+    ):
+        file = tmp_path / "bad.cu"
+        file.write_text(source.replace(old, new))
+        code, answer = command(str(file), *LAUNCH, "--args", WORDS, CASE, capsys=capsys)
+        assert code == 1 and answer["verdict"] == "fail"
+        assert (
+            answer["fault"].startswith("race: ldmatrix") and "bad.cu:" in answer["fault"]
+            if verdict
+            else answer["fault"] is None
+        )
+
+
+def test_the_command_runs_a_ptx_file_without_a_case(capsys, tmp_path):
+    file = tmp_path / "x.ptx"
+    file.write_text(text("add.u32 x, a, a;", {"x": np.uint32}, {"a": LANE}))
+    launch = ["--kernel", "snippet", "--grid", "1", "--block", "32"]
+    code, answer = command(str(file), *launch, "--args", "zeros:u32:32 zeros:u32:32", capsys=capsys)
+    assert code == 0 and answer["verdict"] == "clean" and answer["comparison"] is None
+    code, answer = command(str(file), *launch, "--args", "empty:u32:32 zeros:u32:32", capsys=capsys)
+    assert code == 1 and answer["fault"].startswith("never written: ld.global.b32")
+    code, answer = command(str(file), *launch, "--args", "null zeros:u32:32", capsys=capsys)
+    assert code == 1 and "a null pointer" in answer["fault"]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"--grid": "0"}, "--grid is '0', expected X, X,Y or X,Y,Z, each 1 or more"),
+    ({"--block": "a"}, "--block is 'a', expected"),
+    ({"--kernel": "no"}, "there is no kernel no, the module has snippet"),
+    ({"--args": "zeros:u32:32"}, "snippet takes 2 arguments, 1 given"),
+    ({"--args": "zeros:u32:32 what"}, "--args has 'what', expected a number"),
+    ({"--args": "zeros:u32:x null"}, "--args has 'zeros:u32:x', expected a number there"),
+    ({"--args": "zeros:u32:4 i64:99999999999999999999"}, "expected a number there"),
+])  # fmt: skip
+def test_the_command_refuses_bad_input_in_one_line(change, message, capsys, tmp_path):
+    file = tmp_path / "x.ptx"
+    file.write_text(text("mov.u32 x, a;", {"x": np.uint32}, {"a": LANE}))
+    options = {"--kernel": "snippet", "--grid": "1", "--block": "32", "--args": "zeros:u32:32 zeros:u32:32"} | change
+    code, answer = command(str(file), *(word for pair in options.items() for word in pair), capsys=capsys)
+    assert code == 2 and message in answer["error"]["message"]
+
+
+def test_a_missing_file_is_one_line(capsys):
+    code, answer = command("nowhere.cu", *LAUNCH, capsys=capsys)
+    assert code == 2 and "nowhere.cu cannot be read" in answer["error"]["message"]
+
+
+def test_the_help_tells_the_arguments():
+    done = subprocess.run([sys.executable, "-m", "mla_oracle", "ptx", "run", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "kv_cache.0" in done.stdout and "softmax_scale" in done.stdout
