@@ -55,9 +55,17 @@ class Problem:
         shape = self.q.shape[:2]
         out, lse = machine.empty((*shape, V), np.float32), machine.empty(shape, np.float32)
         machine.launch(
-            kernel, (-(-self.heads // HEADS), len(self.lens), 1), (256, 1, 1), SMEM,
-            *(machine.upload(array) for array in (self.q, self.cache, self.table, self.lens)), out, lse,
-            np.int32(self.heads), np.int32(self.block_size), np.int32(self.table.shape[1]),
-            np.int64(self.block_size * D), self.scale,
-        )  # fmt: skip
+            kernel,
+            (-(-self.heads // HEADS), len(self.lens), 1),
+            (256, 1, 1),
+            SMEM,
+            *(machine.upload(array) for array in (self.q, self.cache, self.table, self.lens)),
+            out,
+            lse,
+            np.int32(self.heads),
+            np.int32(self.block_size),
+            np.int32(self.table.shape[1]),
+            np.int64(self.block_size * D),
+            self.scale,
+        )
         return machine.download(out), machine.download(lse)

@@ -43,9 +43,14 @@ def text(body, out, inputs, shared="", module=""):
     loads = [at.format(n, sizes[n]) + f" ld.global.b{8 * sizes[n]} {n}, [at_];" for n in inputs]
     stores = [at.format(n, sizes[n]) + f" st.global.b{8 * sizes[n]} [at_], {n};" for n in out]
     return KERNEL.format(
-        module=module, params=params, registers=registers, shared=shared, loads="\n".join(loads), body=body,
+        module=module,
+        params=params,
+        registers=registers,
+        shared=shared,
+        loads="\n".join(loads),
+        body=body,
         stores="\n".join(stores),
-    )  # fmt: skip
+    )
 
 
 def evaluate(body, *, out, threads=None, shared="", module="", smem=0, machine=None, blocks=1, **inputs):

@@ -66,8 +66,9 @@ def test_wide_products(kind):
     a, b = pairs(kind)
     wide = f"{kind[0]}{2 * int(kind[1:])}"
     c = np.resize(np.array(edges(int(wide[1:]), wide[0] == "s"), dtype(wide)), len(a))
-    got = evaluate(f"mul.wide.{kind} x, a, b; mad.wide.{kind} y, a, b, c;", out={"x": dtype(wide), "y": dtype(wide)},
-                   a=a, b=b, c=c)  # fmt: skip
+    got = evaluate(
+        f"mul.wide.{kind} x, a, b; mad.wide.{kind} y, a, b, c;", out={"x": dtype(wide), "y": dtype(wide)}, a=a, b=b, c=c
+    )
     products = [p * q for p, q in zip(a.tolist(), b.tolist(), strict=True)]
     assert got["x"].tolist() == [wrap(p, wide) for p in products]
     assert got["y"].tolist() == [wrap(p + q, wide) for p, q in zip(products, c.tolist(), strict=True)]
@@ -141,9 +142,14 @@ def test_prmt_picks_bytes_and_signs():
     assert one("prmt.b32 x, a, b, 0x7654;", np.uint32, a=a, b=b)[0] == 0x11133557
     assert one("prmt.b32 x, a, b, 0x5410;", np.uint32, a=a, b=b)[0] == 0x35578486
     assert one("prmt.b32 x, a, b, 0xF8C0;", np.uint32, a=a, b=b)[0] == 0x00FF0086
-    table = {"f4e": [0x3210, 0x4321, 0x5432, 0x6543], "b4e": [0x5670, 0x6701, 0x7012, 0x0123],
-             "rc8": [0x0000, 0x1111, 0x2222, 0x3333], "ecl": [0x3210, 0x3211, 0x3222, 0x3333],
-             "ecr": [0x0000, 0x1110, 0x2210, 0x3210], "rc16": [0x1010, 0x3232, 0x1010, 0x3232]}  # fmt: skip
+    table = {
+        "f4e": [0x3210, 0x4321, 0x5432, 0x6543],
+        "b4e": [0x5670, 0x6701, 0x7012, 0x0123],
+        "rc8": [0x0000, 0x1111, 0x2222, 0x3333],
+        "ecl": [0x3210, 0x3211, 0x3222, 0x3333],
+        "ecr": [0x0000, 0x1110, 0x2210, 0x3210],
+        "rc16": [0x1010, 0x3232, 0x1010, 0x3232],
+    }
     both = (0x11133557 << 32) | 0x80828486
     for mode, selectors in table.items():
         for c, selector in enumerate(selectors):
@@ -158,8 +164,13 @@ def test_bfe(kind):
     bits = int(kind[1:])
     values, positions, lengths = edges(bits)[:12], [0, 3, bits - 1, bits, 200], [0, 1, 8, bits - 3, bits, 255]
     a, b, c = zip(*itertools.product(values, positions, lengths), strict=True)
-    x = one(f"bfe.{kind} x, a, b, c;", np.dtype(f"u{bits // 8}"), a=np.array(a, f"u{bits // 8}"),
-            b=np.array(b, np.uint32), c=np.array(c, np.uint32))  # fmt: skip
+    x = one(
+        f"bfe.{kind} x, a, b, c;",
+        np.dtype(f"u{bits // 8}"),
+        a=np.array(a, f"u{bits // 8}"),
+        b=np.array(b, np.uint32),
+        c=np.array(c, np.uint32),
+    )
     for k, (value, pos, length) in enumerate(zip(a, b, c, strict=True)):
         msb = bits - 1
         sbit = 0 if kind[0] == "u" or length == 0 else value >> min(pos + length - 1, msb) & 1

@@ -33,17 +33,20 @@ def snippet(body="", **options):
     return Interpreter("sm_90", **options).load(text(body, {"x": np.uint32}, {"a": LANE}), "snippet", file="x.ptx")
 
 
-@pytest.mark.parametrize(("body", "message"), [
-    ("wgmma.fence.sync.aligned;", r"PTX line \d+: wgmma.fence.sync.aligned is not supported by the interpreter"),
-    ("add.cc.u32 x, a, a;", r"PTX line \d+: add.cc.u32 is not supported"),
-    ("add.f16x4 x, a, a;", r"PTX line \d+: add.f16x4 is not supported"),
-    ("ld.global.b32.unheard x, [d1];", r"PTX line \d+: ld.global.b32.unheard is not supported"),
-    ("cp.async.bulk.commit_group;", r"PTX line \d+: cp.async.bulk.commit_group is not supported"),
-    ("shfl.bfly.b32 x, a, 1, 31;", r"PTX line \d+: shfl.bfly.b32 is not supported"),
-    ("call vprintf, (a);", r"PTX line \d+: a call of vprintf is not supported"),
-    ("mov.u32 x, %envreg0;", r"PTX line \d+: %envreg0 is not supported"),
-    (".surf x;", r"PTX line \d+: .surf is not supported"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("wgmma.fence.sync.aligned;", r"PTX line \d+: wgmma.fence.sync.aligned is not supported by the interpreter"),
+        ("add.cc.u32 x, a, a;", r"PTX line \d+: add.cc.u32 is not supported"),
+        ("add.f16x4 x, a, a;", r"PTX line \d+: add.f16x4 is not supported"),
+        ("ld.global.b32.unheard x, [d1];", r"PTX line \d+: ld.global.b32.unheard is not supported"),
+        ("cp.async.bulk.commit_group;", r"PTX line \d+: cp.async.bulk.commit_group is not supported"),
+        ("shfl.bfly.b32 x, a, 1, 31;", r"PTX line \d+: shfl.bfly.b32 is not supported"),
+        ("call vprintf, (a);", r"PTX line \d+: a call of vprintf is not supported"),
+        ("mov.u32 x, %envreg0;", r"PTX line \d+: %envreg0 is not supported"),
+        (".surf x;", r"PTX line \d+: .surf is not supported"),
+    ],
+)
 def test_what_is_not_known_is_refused_by_name_and_line(body, message):
     with pytest.raises(UnsupportedError, match=message):
         snippet(body)
@@ -72,17 +75,20 @@ def test_an_unknown_kernel_is_refused_with_those_there_are():
         Interpreter().load(text("", {}, {"a": LANE}), "other")
 
 
-@pytest.mark.parametrize(("grid", "block", "smem", "args", "message"), [
-    ((1, 1, 1), (32, 1, 1), 0, "a", "snippet takes 2 arguments, 1 given"),
-    ((1, 1, 1), (32, 1, 1), 0, "a3", r"snippet: argument 1 is a int, expected a Buffer or a numpy scalar"),
-    ((1, 1, 1), (32, 1, 1), 0, "ai", "snippet: argument 1 has 4 bytes, the kernel declares 8"),
-    ((1, 1, 1), (1025, 1, 1), 0, "aa", "snippet: block is .1025, 1, 1., expected 1 to 1024 threads"),
-    ((1, 1, 1), (0, 1, 1), 0, "aa", "expected 1 to 1024 threads"),
-    ((0, 1, 1), (32, 1, 1), 0, "aa", "snippet: grid is .0, 1, 1."),
-    ((1, 65536, 1), (32, 1, 1), 0, "aa", "snippet: grid is"),
-    ((1, 1, 1), (32, 1, 1), 227 * 1024 + 1, "aa", "0 . 232449 bytes of shared memory, sm_90 has 232448"),
-    ((1, 1, 1), (32, 1, 1), -1, "aa", "bytes of shared memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("grid", "block", "smem", "args", "message"),
+    [
+        ((1, 1, 1), (32, 1, 1), 0, "a", "snippet takes 2 arguments, 1 given"),
+        ((1, 1, 1), (32, 1, 1), 0, "a3", r"snippet: argument 1 is a int, expected a Buffer or a numpy scalar"),
+        ((1, 1, 1), (32, 1, 1), 0, "ai", "snippet: argument 1 has 4 bytes, the kernel declares 8"),
+        ((1, 1, 1), (1025, 1, 1), 0, "aa", "snippet: block is .1025, 1, 1., expected 1 to 1024 threads"),
+        ((1, 1, 1), (0, 1, 1), 0, "aa", "expected 1 to 1024 threads"),
+        ((0, 1, 1), (32, 1, 1), 0, "aa", "snippet: grid is .0, 1, 1."),
+        ((1, 65536, 1), (32, 1, 1), 0, "aa", "snippet: grid is"),
+        ((1, 1, 1), (32, 1, 1), 227 * 1024 + 1, "aa", "0 . 232449 bytes of shared memory, sm_90 has 232448"),
+        ((1, 1, 1), (32, 1, 1), -1, "aa", "bytes of shared memory"),
+    ],
+)
 def test_a_launch_that_cannot_be_is_refused(grid, block, smem, args, message):
     machine = Interpreter("sm_90")
     kernel = machine.load(text("mov.u32 x, a;", {"x": np.uint32}, {"a": LANE}), "snippet")
@@ -101,7 +107,8 @@ def test_the_number_of_threads_a_kernel_declares_is_its_limit():
 def test_blocks_know_their_place_in_the_grid():
     body = """
         mov.u32 r1, %ctaid.x; mov.u32 r2, %ctaid.y; mov.u32 r3, %ctaid.z; mov.u32 r4, %nctaid.x; mov.u32 r5, %nctaid.y;
-        mad.lo.u32 r6, r3, r5, r2; mad.lo.u32 r6, r6, r4, r1; mul.wide.u32 d1, r6, 4; add.s64 d1, d1, a; st.global.u32 [d1], r6;
+        mad.lo.u32 r6, r3, r5, r2; mad.lo.u32 r6, r6, r4, r1; mul.wide.u32 d1, r6, 4; add.s64 d1, d1, a;
+        st.global.u32 [d1], r6;
     """
     machine = Interpreter("sm_90")
     out = machine.empty((24,), np.uint32)
@@ -181,15 +188,18 @@ def test_the_command_runs_a_ptx_file_without_a_case(capsys, tmp_path):
     assert code == 1 and "a null pointer" in answer["fault"]
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"--grid": "0"}, "--grid is '0', expected X, X,Y or X,Y,Z, each 1 or more"),
-    ({"--block": "a"}, "--block is 'a', expected"),
-    ({"--kernel": "no"}, "there is no kernel no, the module has snippet"),
-    ({"--args": "zeros:u32:32"}, "snippet takes 2 arguments, 1 given"),
-    ({"--args": "zeros:u32:32 what"}, "--args has 'what', expected a number"),
-    ({"--args": "zeros:u32:x null"}, "--args has 'zeros:u32:x', expected a number there"),
-    ({"--args": "zeros:u32:4 i64:99999999999999999999"}, "expected a number there"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--grid": "0"}, "--grid is '0', expected X, X,Y or X,Y,Z, each 1 or more"),
+        ({"--block": "a"}, "--block is 'a', expected"),
+        ({"--kernel": "no"}, "there is no kernel no, the module has snippet"),
+        ({"--args": "zeros:u32:32"}, "snippet takes 2 arguments, 1 given"),
+        ({"--args": "zeros:u32:32 what"}, "--args has 'what', expected a number"),
+        ({"--args": "zeros:u32:x null"}, "--args has 'zeros:u32:x', expected a number there"),
+        ({"--args": "zeros:u32:4 i64:99999999999999999999"}, "expected a number there"),
+    ],
+)
 def test_the_command_refuses_bad_input_in_one_line(change, message, capsys, tmp_path):
     file = tmp_path / "x.ptx"
     file.write_text(text("mov.u32 x, a;", {"x": np.uint32}, {"a": LANE}))

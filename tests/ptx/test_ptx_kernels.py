@@ -50,20 +50,63 @@ PAGED = {
     "no barrier before scores are used": (SYNC, "\n", 1, "(race|never written): ld.shared"),
     "no barrier before weights are used": (SYNC, "\n", 2, "(race|never written): ld.shared"),
     "no barrier before a tile is reused": (SYNC, "\n", 3, "race: st.shared"),
-    "a barrier in one warp": (SYNC, "if (threadIdx.x < WARP) __syncthreads();\n", 1, "divergent barrier|race|never written"),
-    "another barrier in one warp": (SYNC, "__syncthreads(); if (threadIdx.x < WARP) __syncthreads();\n", 2, "divergent barrier"),
-    "an output past V": ("partial_out[state * V + d] = acc[d];", "partial_out[(state + 1) * V + d] = acc[d];", 0, "out of bounds: st.global"),
-    "a sum past V": ("d < V; d += THREADS) partial_out", "d <= V; d += THREADS) partial_out", 0, "out of bounds: ld.shared"),
-    "a sum not begun": ("d < V; d += THREADS) acc[d] = 0;", "d < V - 1; d += THREADS) acc[d] = 0;", 0, "never written: ld.shared"),
+    "a barrier in one warp": (
+        SYNC,
+        "if (threadIdx.x < WARP) __syncthreads();\n",
+        1,
+        "divergent barrier|race|never written",
+    ),
+    "another barrier in one warp": (
+        SYNC,
+        "__syncthreads(); if (threadIdx.x < WARP) __syncthreads();\n",
+        2,
+        "divergent barrier",
+    ),
+    "an output past V": (
+        "partial_out[state * V + d] = acc[d];",
+        "partial_out[(state + 1) * V + d] = acc[d];",
+        0,
+        "out of bounds: st.global",
+    ),
+    "a sum past V": (
+        "d < V; d += THREADS) partial_out",
+        "d <= V; d += THREADS) partial_out",
+        0,
+        "out of bounds: ld.shared",
+    ),
+    "a sum not begun": (
+        "d < V; d += THREADS) acc[d] = 0;",
+        "d < V - 1; d += THREADS) acc[d] = 0;",
+        0,
+        "never written: ld.shared",
+    ),
     "table entry -1": ("j / block_size];", "j / block_size - 1];", 0, "out of bounds: ld.global"),
-    "tokens past the length": ("int end = begin + min(keys, visible - begin);", "int end = begin + keys + 64;", 0,
-                               "out of bounds"),
-    "scores past the tile": ("float s = lane < n ? score[lane] : -INF;", "float s = score[lane];", 0, "never written: ld.shared"),
-    "half a warp in a shuffle": ("x += __shfl_xor_sync(~0u, x, away);", "if (threadIdx.x % 32 < 16) x += __shfl_xor_sync(~0u, x, away);",
-                                 0, "divergent warp: shfl.sync"),
-    "addresses in 32 bits": ("kv_cache + begins, D", "(const Row *)(unsigned)(size_t)(kv_cache + begins), D", 0, "out of bounds: ld"),
+    "tokens past the length": (
+        "int end = begin + min(keys, visible - begin);",
+        "int end = begin + keys + 64;",
+        0,
+        "out of bounds",
+    ),
+    "scores past the tile": (
+        "float s = lane < n ? score[lane] : -INF;",
+        "float s = score[lane];",
+        0,
+        "never written: ld.shared",
+    ),
+    "half a warp in a shuffle": (
+        "x += __shfl_xor_sync(~0u, x, away);",
+        "if (threadIdx.x % 32 < 16) x += __shfl_xor_sync(~0u, x, away);",
+        0,
+        "divergent warp: shfl.sync",
+    ),
+    "addresses in 32 bits": (
+        "kv_cache + begins, D",
+        "(const Row *)(unsigned)(size_t)(kv_cache + begins), D",
+        0,
+        "out of bounds: ld",
+    ),
     "misaligned rows": ("load(q, q_dtype, ", "load((const char *)q + 2, q_dtype, ", 0, "misaligned: ld.global"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
@@ -83,12 +126,19 @@ def test_the_kernels_themselves_are_clean():
 
 MICRO = {
     "no wait": ("wait_for_copies();\n", "\n", "cp.async not waited for: ldmatrix"),
-    "a commit on half the lanes": ('asm volatile("cp.async.commit_group;"', 'if (threadIdx.x < 16) asm volatile("cp.async.commit_group;"',
-                                   "cp.async not waited for"),
+    "a commit on half the lanes": (
+        'asm volatile("cp.async.commit_group;"',
+        'if (threadIdx.x < 16) asm volatile("cp.async.commit_group;"',
+        "cp.async not waited for",
+    ),
     "no __syncwarp": ("__syncwarp();\n", "\n", "race: ldmatrix.* reads what thread"),
-    "past shared memory": ("lane % 16 * 16 + lane / 16 * 8", "lane % 16 * 16 + lane / 16 * 8 + 256", "out of bounds|never written"),
+    "past shared memory": (
+        "lane % 16 * 16 + lane / 16 * 8",
+        "lane % 16 * 16 + lane / 16 * 8 + 256",
+        "out of bounds|never written",
+    ),
     "half the copies": ("if (lane < 16) copy_async", "if (lane < 8) copy_async", "never written: ldmatrix"),
-}  # fmt: skip
+}
 
 
 def micro(machine, dtype=ml_dtypes.bfloat16):

@@ -20,7 +20,8 @@ def launch(body, arrays, *, threads=32, machine=None, shared="", checks=True):
     params = ", ".join(f".param .u64 p{i}" for i in range(len(arrays)))
     loads = "".join(f"ld.param.u64 d{i}, [p{i}];" for i in range(len(arrays)))
     ptx = f""".version 8.5\n.target sm_90\n.address_size 64
-    .visible .entry k({params}) {{ .reg .pred p<8>; .reg .b16 h<8>; .reg .b32 r<32>; .reg .b64 d<32>; .reg .b32 tid_; {shared}
+    .visible .entry k({params}) {{ .reg .pred p<8>;
+    .reg .b16 h<8>; .reg .b32 r<32>; .reg .b64 d<32>; .reg .b32 tid_; {shared}
     {loads} mov.u32 tid_, %tid.x;
     {body}
     DONE: ret; }}"""
@@ -71,16 +72,21 @@ def test_constant_and_global_variables_of_the_module():
     )
     body = "mov.u64 d1, table; ld.const.u32 r1, [d1+4]; ld.global.u32 r2, [seen+4]; add.s32 x, r1, r2;"
     assert set(one(body, np.uint32, a=LANE, module=module).tolist()) == {49}
-    with pytest.raises(Fault, match="out of bounds: ld.const.u32 of 4 bytes .* 8 bytes into an array of 8"):
+    with pytest.raises(Fault, match=r"out of bounds: ld.const.u32 of 4 bytes .* 8 bytes into an array of 8"):
         one("mov.u64 d1, table; ld.const.u32 x, [d1+8];", np.uint32, a=LANE, module=module)
 
 
 ATOMICS = {
-    "add.u32": lambda old, b: old + b, "min.s32": lambda old, b: min(old - (old >> 31 << 32), b) % (1 << 32),
-    "max.u32": max, "and.b32": lambda old, b: old & b, "or.b32": lambda old, b: old | b,
-    "xor.b32": lambda old, b: old ^ b, "exch.b32": lambda old, b: b,
-    "inc.u32": lambda old, b: 0 if old >= b else old + 1, "dec.u32": lambda old, b: b if old == 0 or old > b else old - 1,
-}  # fmt: skip
+    "add.u32": lambda old, b: old + b,
+    "min.s32": lambda old, b: min(old - (old >> 31 << 32), b) % (1 << 32),
+    "max.u32": max,
+    "and.b32": lambda old, b: old & b,
+    "or.b32": lambda old, b: old | b,
+    "xor.b32": lambda old, b: old ^ b,
+    "exch.b32": lambda old, b: b,
+    "inc.u32": lambda old, b: 0 if old >= b else old + 1,
+    "dec.u32": lambda old, b: b if old == 0 or old > b else old - 1,
+}
 
 
 @pytest.mark.parametrize("name", ATOMICS)
@@ -103,31 +109,47 @@ def test_atomics_give_the_old_value_and_store_the_new(space, name):
 
 
 def test_compare_and_swap_and_float_addition():
-    body = "atom.global.cas.b32 r1, [d0], 3, tid_; red.global.add.f32 [d1], 0f3F000000; red.global.add.f64 [d2], 0d3FD0000000000000;"
+    body = (
+        "atom.global.cas.b32 r1, [d0], 3, tid_; red.global.add.f32 [d1], 0f3F000000; "
+        "red.global.add.f64 [d2], 0d3FD0000000000000;"
+    )
     got, single, double = launch(body, [np.array([3], np.uint32), np.zeros(1, np.float32), np.zeros(1)])
     assert got.tolist() == [0] and single.tolist() == [16.0] and double.tolist() == [8.0]
 
 
 FAULTS = {
-    "past the end": ("ld.global.u32 r1, [d0+64];", "out of bounds: ld.global.u32 of 4 bytes at global .*, 64 bytes into an array of 64"),
+    "past the end": (
+        "ld.global.u32 r1, [d0+64];",
+        "out of bounds: ld.global.u32 of 4 bytes at global .*, 64 bytes into an array of 64",
+    ),
     "across the end": ("ld.global.v2.u32 {r1, r2}, [d0+64];", "out of bounds"),
     "before the beginning": ("st.global.u32 [d0+-4], r1;", "out of bounds: st.global.u32"),
     "a null pointer": ("mov.u64 d5, 0; ld.global.u32 r1, [d5];", "out of bounds: .* a null pointer"),
     "address arithmetic in 32 bits": ("cvt.u32.u64 r1, d0; cvt.u64.u32 d5, r1; ld.u32 r1, [d5];", "out of bounds"),
     "misaligned": ("ld.global.u32 r1, [d0+2];", "misaligned: ld.global.u32 of 4 bytes"),
     "a misaligned vector": ("ld.global.v4.u32 {r1, r2, r3, r4}, [d0+8];", "misaligned: ld.global.v4.u32 of 16 bytes"),
-    "past shared memory": ("ld.shared.u32 r1, [tile+1024];", "out of bounds: .* at shared 0x400, the block has 1024 bytes"),
+    "past shared memory": (
+        "ld.shared.u32 r1, [tile+1024];",
+        "out of bounds: .* at shared 0x400, the block has 1024 bytes",
+    ),
     "misaligned shared": ("st.shared.u64 [tile+4], d0;", "misaligned: st.shared.u64"),
     "past the stack": ("ld.local.u32 r1, [stack+16];", "out of bounds: .* beyond the thread's stack"),
-    "unwritten shared": ("st.shared.u8 [tile+3], 1; ld.shared.u32 r1, [tile];", "never written: ld.shared.u32 of 4 bytes at shared 0x0"),
+    "unwritten shared": (
+        "st.shared.u8 [tile+3], 1; ld.shared.u32 r1, [tile];",
+        "never written: ld.shared.u32 of 4 bytes at shared 0x0",
+    ),
     "an unwritten stack": ("ld.local.u32 r1, [stack];", "never written: ld.local.u32"),
-    "unwritten global": ("ld.global.u32 r1, [d1+8];", "never written: ld.global.u32 .* .8 bytes into an array of 256. reads"),
+    "unwritten global": (
+        "ld.global.u32 r1, [d1+8];",
+        "never written: ld.global.u32 .* .8 bytes into an array of 256. reads",
+    ),
     "an atomic on unwritten shared": ("atom.shared.add.u32 r1, [tile], 1;", "never written: atom.shared"),
     "a trap": ("trap;", "trap: the kernel stopped itself"),
     "two spaces in one access": (
         "mov.u64 d5, tile; cvta.shared.u64 d5, d5; setp.eq.u32 p1, tid_, 3; selp.b64 d5, d5, d0, p1; ld.u32 r1, [d5];",
-        "mixed spaces"),
-}  # fmt: skip
+        "mixed spaces",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -141,15 +163,19 @@ def test_a_bad_access_is_a_fault_that_says_where(name):
 def test_only_lanes_that_execute_count():
     body = "setp.lt.u32 p1, tid_, 16; mul.wide.u32 d2, tid_, 4; add.s64 d2, d2, d0; @p1 ld.global.u32 r1, [d2];"
     launch(body, [np.zeros(16, np.uint32)])
-    with pytest.raises(Fault, match="thread .16, 0, 0.$"):
+    with pytest.raises(Fault, match=r"thread .16, 0, 0.$"):
         launch(body.replace("tid_, 16", "tid_, 17"), [np.zeros(16, np.uint32)])
 
 
 def test_what_a_kernel_wrote_may_be_read_by_the_next():
     machine = Interpreter("sm_90", threads=1)
     buffer = machine.empty((32,), np.uint32)
-    write = machine.load(text("mul.wide.u32 d2, tid_, 4; add.s64 d2, d2, a; st.global.u32 [d2], tid_;", {}, {"a": np.zeros(1, np.uint64)}),
-                         "snippet")  # fmt: skip
+    write = machine.load(
+        text(
+            "mul.wide.u32 d2, tid_, 4; add.s64 d2, d2, a; st.global.u32 [d2], tid_;", {}, {"a": np.zeros(1, np.uint64)}
+        ),
+        "snippet",
+    )
     machine.launch(write, (1, 1, 1), (16, 1, 1), 0, machine.upload(np.full(32, buffer.pointer, np.uint64)))
     read = "mul.wide.u32 d2, tid_, 4; add.s64 d2, d2, a; ld.global.u32 x, [d2];"
     pointers = np.full(16, buffer.pointer, np.uint64)

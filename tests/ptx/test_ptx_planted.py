@@ -8,50 +8,90 @@ from decode import SOURCE, Problem
 from mla_oracle.ptx import Fault, Interpreter
 
 ARCHS = ["sm_80", "sm_90", "sm_100"]
-RAGGED = dict(lens=[100, 0, 200, 257, 1], heads=20)
+RAGGED = {"lens": [100, 0, 200, 257, 1], "heads": 20}
 
 BUGS = {
     "no barrier after the wait": (
-        "        __syncthreads();  // the tile has arrived\n", "", "race: ldmatrix.* reads what thread .* wrote"),
+        "        __syncthreads();  // the tile has arrived\n",
+        "",
+        "race: ldmatrix.* reads what thread .* wrote",
+    ),
     "a weaker wait": ("wait_group 1;", "wait_group 2;", "cp.async not waited for: ldmatrix.* still copying"),
     "no barrier before maxima are used": (
-        "        __syncthreads();  // maxima are there\n", "", "(race|never written): ld.shared.*"),
+        "        __syncthreads();  // maxima are there\n",
+        "",
+        "(race|never written): ld.shared.*",
+    ),
     "no barrier before weights are used": (
-        "        __syncthreads();  // weights are there\n", "", "(race|never written): ldmatrix.*"),
+        "        __syncthreads();  // weights are there\n",
+        "",
+        "(race|never written): ldmatrix.*",
+    ),
     "no barrier before a stage is reused": (
-        "        __syncthreads();  // the stage is free\n", "", "race: cp.async.* overwrites what thread .* read"),
+        "        __syncthreads();  // the stage is free\n",
+        "",
+        "race: cp.async.* overwrites what thread .* read",
+    ),
     "a barrier in one warp": (
-        "__syncthreads();  // sums are there", "if (warp == 3) __syncthreads(); __syncthreads();", "divergent barrier.*meets"),
+        "__syncthreads();  // sums are there",
+        "if (warp == 3) __syncthreads(); __syncthreads();",
+        "divergent barrier.*meets",
+    ),
     "a barrier in one warp alone": (
-        "__syncthreads();  // sums are there", "if (warp == 3) __syncthreads();", "(divergent barrier|never written|race).*"),
+        "__syncthreads();  // sums are there",
+        "if (warp == 3) __syncthreads();",
+        "(divergent barrier|never written|race).*",
+    ),
     "half a warp at a barrier": (
-        "__syncthreads();  // sums are there", "if (lane < 16) __syncthreads();", "divergent barrier: bar.* without thread"),
+        "__syncthreads();  // sums are there",
+        "if (lane < 16) __syncthreads();",
+        "divergent barrier: bar.* without thread",
+    ),
     "heads past H": ("if (row < H) {", "{", "out of bounds: st.global.* into an array of"),
     "the tail through table entry -1": (
-        "bool there = token < len;", "bool there = true; if (token >= len) token = -block_size;",
-        "out of bounds: ld.global.* of 4 bytes"),
+        "bool there = token < len;",
+        "bool there = true; if (token >= len) token = -block_size;",
+        "out of bounds: ld.global.* of 4 bytes",
+    ),
     "uninitialised shared memory": (
         "if (t == 0) sm.maxima[warp][g + 8 * half] = top;",
-        "if (t == 0 && warp) sm.maxima[warp][g + 8 * half] = top;", "never written: ld.shared.*"),
+        "if (t == 0 && warp) sm.maxima[warp][g + 8 * half] = top;",
+        "never written: ld.shared.*",
+    ),
     "a shuffle under divergence": (
         "top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));",
-        "if (t < 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));", "divergent warp: shfl.sync.*"),
+        "if (t < 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));",
+        "divergent warp: shfl.sync.*",
+    ),
     "misaligned shared rows": ("PITCH = TILE + 8", "PITCH = TILE + 4", "misaligned: ldmatrix.*"),
-    "misaligned global rows": ("(long long)(token % block_size) * D", "(long long)(token % block_size) * (D + 4)",
-                               "misaligned: cp.async.* of 16 bytes at global"),
+    "misaligned global rows": (
+        "(long long)(token % block_size) * D",
+        "(long long)(token % block_size) * (D + 4)",
+        "misaligned: cp.async.* of 16 bytes at global",
+    ),
     "commit on half the threads": (
         'asm volatile("cp.async.commit_group;" ::: "memory");\n    }\n    float o',
         'if (warp < 4) asm volatile("cp.async.commit_group;" ::: "memory");\n    }\n    float o',
-        "cp.async not waited for: ldmatrix.*"),
+        "cp.async not waited for: ldmatrix.*",
+    ),
     "a read past shared memory": (
-        "key_chunk(keys, k * 16 + lane % 16,", "key_chunk(keys, k * 32 + lane % 16,", "(out of bounds|never written|cp.async).*"),
+        "key_chunk(keys, k * 16 + lane % 16,",
+        "key_chunk(keys, k * 32 + lane % 16,",
+        "(out of bounds|never written|cp.async).*",
+    ),
     "ldmatrix far past shared memory": (
-        "key_chunk(keys, k * 16 + lane % 16,", "key_chunk(keys, k * 160 + lane % 16,", "(out of bounds: ldmatrix|cp.async not).*"),
+        "key_chunk(keys, k * 16 + lane % 16,",
+        "key_chunk(keys, k * 160 + lane % 16,",
+        "(out of bounds: ldmatrix|cp.async not).*",
+    ),
     "no __syncwarp": ("    __syncwarp();\n", "", "(race|never written): ld.shared.*"),
     "copies in flight at exit": (
-        "if (tile + 2 < tiles) fetch", "fetch", "cp.async not waited for: thread exits with 16 bytes"),
+        "if (tile + 2 < tiles) fetch",
+        "fetch",
+        "cp.async not waited for: thread exits with 16 bytes",
+    ),
     "queries not waited for": ("cp.async.wait_all;", "cp.async.commit_group;", "cp.async not waited for: ldmatrix.*"),
-}  # fmt: skip
+}
 
 WRONG_NUMBERS = {
     "no tail mask": ("token < len ? s[i] * (scale * 1.44269504f) : -1e30f;", "s[i] * (scale * 1.44269504f);"),

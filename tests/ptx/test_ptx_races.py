@@ -29,27 +29,42 @@ CLEAN = {
     "reads do not race": WRITE + "bar.sync 0;" + READ_OTHER + READ_NEXT + "bar.sync 0;" + WRITE,
     "neighbouring bytes": "mov.u32 r10, tile; add.s32 r10, r10, tid_; st.shared.u8 [r10], a; ld.shared.u8 x, [r10];",
     "the same value": "st.shared.u32 [tile], 5; bar.sync 0; ld.shared.u32 x, [tile];",
-    "atomics": "setp.eq.u32 p1, tid_, 0; @p1 st.shared.u32 [tile], 0; bar.sync 0; red.shared.add.u32 [tile], 1; bar.sync 0;"
-               "ld.shared.u32 x, [tile];",
+    "atomics": (
+        "setp.eq.u32 p1, tid_, 0; @p1 st.shared.u32 [tile], 0; bar.sync 0;"
+        "red.shared.add.u32 [tile], 1; bar.sync 0; ld.shared.u32 x, [tile];"
+    ),
     "a barrier of two warps by number": WRITE + "bar.sync 3, 64;" + READ_OTHER,
-    "a part of the warp": "setp.ge.u32 p1, tid_, 32; @p1 bra DONE;" + WRITE +
-                          "and.b32 r5, a, 16; setp.eq.u32 p2, r5, 0; selp.b32 r6, 0xFFFF, 0xFFFF0000, p2; bar.warp.sync r6;" + READ_NEXT,
-}  # fmt: skip
+    "a part of the warp": "setp.ge.u32 p1, tid_, 32; @p1 bra DONE;"
+    + WRITE
+    + "and.b32 r5, a, 16; setp.eq.u32 p2, r5, 0; selp.b32 r6, 0xFFFF, 0xFFFF0000, p2; bar.warp.sync r6;"
+    + READ_NEXT,
+}
 RACES = {
-    "no barrier": (WRITE + READ_OTHER.replace("ld", "@p1 ld").replace("@p1", "setp.lt.u32 p1, tid_, 32; @p1"), "never written|reads what"),
+    "no barrier": (
+        WRITE + READ_OTHER.replace("ld", "@p1 ld").replace("@p1", "setp.lt.u32 p1, tid_, 32; @p1"),
+        "never written|reads what",
+    ),
     "no bar.warp.sync": (WRITE + READ_NEXT, "reads what thread"),
     "a shuffle orders no memory": (WRITE + "shfl.sync.bfly.b32 r9, a, 1, 31, -1;" + READ_NEXT, "reads what thread"),
     "bar.warp.sync orders one warp alone": (WRITE + "bar.warp.sync -1;" + READ_OTHER, "reads what thread"),
     "written over what was read": (WRITE + "bar.sync 0;" + READ_OTHER + WRITE, "overwrites what thread .* read"),
     "written over what the warp read": (WRITE + "bar.sync 0;" + READ_NEXT + WRITE, "overwrites what thread .* read"),
     "written by two": ("st.shared.u32 [tile], a;", "overwrites what thread .* wrote"),
-    "an atomic and a store": ("setp.eq.u32 p1, tid_, 0; @p1 st.shared.u32 [tile], 0; bar.sync 0; red.shared.add.u32 [tile], 1;"
-                              "@p1 st.shared.u32 [tile], 7;", "overwrites what thread"),
-    "a barrier of other warps": (WRITE + "setp.lt.u32 p1, tid_, 32; @p1 bar.sync 3, 32;" + READ_OTHER, "reads what thread"),
+    "an atomic and a store": (
+        "setp.eq.u32 p1, tid_, 0; @p1 st.shared.u32 [tile], 0; bar.sync 0; red.shared.add.u32 [tile], 1;"
+        "@p1 st.shared.u32 [tile], 7;",
+        "overwrites what thread",
+    ),
+    "a barrier of other warps": (
+        WRITE + "setp.lt.u32 p1, tid_, 32; @p1 bar.sync 3, 32;" + READ_OTHER,
+        "reads what thread",
+    ),
     "a barrier one lane is not in": (
-        WRITE + "and.b32 r5, a, 31; setp.ne.u32 p1, r5, 5; @p1 bar.warp.sync 0xFFFFFFDF; @p1 ld.shared.u32 x, [tile+20];",
-        "reads what thread .5, 0, 0. wrote"),
-}  # fmt: skip
+        WRITE
+        + "and.b32 r5, a, 31; setp.ne.u32 p1, r5, 5; @p1 bar.warp.sync 0xFFFFFFDF; @p1 ld.shared.u32 x, [tile+20];",
+        "reads what thread .5, 0, 0. wrote",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -83,7 +98,7 @@ def test_a_producer_and_consumers_with_named_barriers():
     a = np.arange(96, dtype=np.uint32)
     x = one(body.format("bar.sync 4, 64;"), np.uint32, a=a, shared=SHARED)
     assert x.tolist() == [0] * 32 + [6] * 64
-    with pytest.raises(Fault, match="race: st.shared.u32 .* overwrites what thread .* read|bad barrier|divergent"):
+    with pytest.raises(Fault, match=r"race: st.shared.u32 .* overwrites what thread .* read|bad barrier|divergent"):
         one(body.format(""), np.uint32, a=a, shared=SHARED)
 
 
@@ -94,13 +109,21 @@ def test_reductions_at_a_barrier():
 
 
 BARRIERS = {
-    "half a warp": ("setp.lt.u32 p1, tid_, 16; @p1 bar.sync 0;", "divergent barrier: bar.sync without thread .16, 0, 0."),
-    "one warp of two": ("setp.lt.u32 p1, tid_, 32; @p1 bra FIRST; bar.sync 0; bra DONE; FIRST: bar.sync 0;",
-                        "divergent barrier: bar.sync 0 meets threads"),
-    "one warp waits for ever": ("setp.lt.u32 p1, tid_, 32; @p1 bar.sync 1, 64; bar.sync 2;", "divergent barrier: bar.sync . is reached by 32"),
+    "half a warp": (
+        "setp.lt.u32 p1, tid_, 16; @p1 bar.sync 0;",
+        "divergent barrier: bar.sync without thread .16, 0, 0.",
+    ),
+    "one warp of two": (
+        "setp.lt.u32 p1, tid_, 32; @p1 bra FIRST; bar.sync 0; bra DONE; FIRST: bar.sync 0;",
+        "divergent barrier: bar.sync 0 meets threads",
+    ),
+    "one warp waits for ever": (
+        "setp.lt.u32 p1, tid_, 32; @p1 bar.sync 1, 64; bar.sync 2;",
+        "divergent barrier: bar.sync . is reached by 32",
+    ),
     "a number of threads that is none of warps": ("bar.sync 1, 40;", "bad barrier"),
     "too high a number": ("bar.sync 16;", "bad barrier"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BARRIERS)
@@ -158,26 +181,43 @@ def test_every_size_and_the_zeros_behind_the_source(size):
 def test_groups_complete_in_order():
     two = ISSUE + "cp.async.commit_group; cp.async.cg.shared.global [r1+1024], [d1], 16; cp.async.commit_group;"
     copies(two + "cp.async.wait_group 1; ld.shared.u32 x, [r1]; cp.async.wait_group 0; ld.shared.u32 x, [r1+1024];")
-    with pytest.raises(Fault, match="cp.async not waited for: ld.shared.u32 of 4 bytes at shared 0x400 reads"):
+    with pytest.raises(Fault, match=r"cp.async not waited for: ld.shared.u32 of 4 bytes at shared 0x400 reads"):
         copies(two + "cp.async.wait_group 1; ld.shared.u32 x, [r1+1024]; cp.async.wait_all;")
 
 
 IN_FLIGHT = {
-    "read before the wait": (ISSUE + "ld.shared.u32 x, [r1]; cp.async.wait_all;", "ld.shared.u32 .* reads what thread .0, 0, 0. is still"),
-    "the wait without a commit": (ISSUE + "cp.async.wait_group 0; ld.shared.u32 x, [r1]; cp.async.wait_all;", "still copying"),
-    "overwritten in flight": (ISSUE + "st.shared.u32 [r1], 1; cp.async.wait_all;", "st.shared.u32 .* overwrites what thread"),
+    "read before the wait": (
+        ISSUE + "ld.shared.u32 x, [r1]; cp.async.wait_all;",
+        "ld.shared.u32 .* reads what thread .0, 0, 0. is still",
+    ),
+    "the wait without a commit": (
+        ISSUE + "cp.async.wait_group 0; ld.shared.u32 x, [r1]; cp.async.wait_all;",
+        "still copying",
+    ),
+    "overwritten in flight": (
+        ISSUE + "st.shared.u32 [r1], 1; cp.async.wait_all;",
+        "st.shared.u32 .* overwrites what thread",
+    ),
     "copied over a copy": (ISSUE + ISSUE + "cp.async.wait_all;", "cp.async.cg.* overwrites what thread"),
     "never waited for": (ISSUE, "thread exits with 16 bytes to shared"),
     "waited for by its own thread alone": (
-        ISSUE + "cp.async.wait_all; xor.b32 r3, r2, 512; ld.shared.u32 x, [r3];", "race: ld.shared.u32 .* reads what thread .32, 0, 0. wrote"),
+        ISSUE + "cp.async.wait_all; xor.b32 r3, r2, 512; ld.shared.u32 x, [r3];",
+        "race: ld.shared.u32 .* reads what thread .32, 0, 0. wrote",
+    ),
     "waited for by half the threads": (
-        ISSUE + "setp.lt.u32 p1, tid_, 32; @p1 cp.async.wait_all; bar.sync 0; ld.shared.u32 x, [r1];", "still copying"),
+        ISSUE + "setp.lt.u32 p1, tid_, 32; @p1 cp.async.wait_all; bar.sync 0; ld.shared.u32 x, [r1];",
+        "still copying",
+    ),
     "over what is being read": (
         "st.shared.u32 [r1], 1; bar.sync 0; xor.b32 r3, r2, 16; ld.shared.u32 x, [r3];" + ISSUE + "cp.async.wait_all;",
-        "race: cp.async.cg.* overwrites what thread .* read"),
+        "race: cp.async.cg.* overwrites what thread .* read",
+    ),
     "misaligned": ("cp.async.cg.shared.global [r1], [d1+8], 16; cp.async.wait_all;", "misaligned: cp.async"),
-    "out of bounds": ("cp.async.cg.shared.global [r1], [d1+16], 16; cp.async.wait_all;", "out of bounds: cp.async.*1024 bytes into"),
-}  # fmt: skip
+    "out of bounds": (
+        "cp.async.cg.shared.global [r1], [d1+16], 16; cp.async.wait_all;",
+        "out of bounds: cp.async.*1024 bytes into",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", IN_FLIGHT)

@@ -51,8 +51,9 @@ def multiply(a, b, c, kind):
     got = evaluate(
         f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
         "{x0, x1, x2, x3}, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3};",
-        out={f"x{i}": np.float32 for i in range(4)}, **registers,
-    )  # fmt: skip
+        out={f"x{i}": np.float32 for i in range(4)},
+        **registers,
+    )
     d = np.full((16, 8), np.nan, np.float32)
     for lane in LANES:
         for i in range(4):
@@ -129,8 +130,10 @@ def test_ldmatrix_gives_lane_l_row_l4_columns_2l4(n, trans):
     registers = ", ".join(f"x{i}" for i in range(n))
     got = evaluate(
         FILL + f"ldmatrix.sync.aligned.m8n8.x{n}{'.trans' if trans else ''}.shared.b16 {{{registers}}}, [r1];",
-        out={f"x{i}": np.uint32 for i in range(n)}, shared=STAGE, **rows(n),
-    )  # fmt: skip
+        out={f"x{i}": np.uint32 for i in range(n)},
+        shared=STAGE,
+        **rows(n),
+    )
     for m, matrix in enumerate(matrices(n)):
         matrix = matrix.T if trans else matrix
         for lane in LANES:
@@ -178,5 +181,8 @@ def test_every_lane_of_the_warp_takes_part():
 def test_another_shape_or_type_is_unsupported():
     for wrong in ("m16n8k8.row.col.f32.bf16.bf16.f32", "m16n8k16.row.col.f16.f16.f16.f16"):
         with pytest.raises(UnsupportedError, match=rf"PTX line \d+: mma.sync.aligned.{wrong} is not supported"):
-            evaluate(f"mma.sync.aligned.{wrong} {{r0, r1, r2, r3}}, {{r0, r1, r2, r3}}, {{r0, r1}}, {{r0, r1, r2, r3}};",
-                     out={"x": np.uint32}, a=np.zeros(32, np.uint32))  # fmt: skip
+            evaluate(
+                f"mma.sync.aligned.{wrong} {{r0, r1, r2, r3}}, {{r0, r1, r2, r3}}, {{r0, r1}}, {{r0, r1, r2, r3}};",
+                out={"x": np.uint32},
+                a=np.zeros(32, np.uint32),
+            )

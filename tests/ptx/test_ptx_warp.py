@@ -56,11 +56,15 @@ def test_redux():
     a = (LANE * 2654435761 % 1000 - 400).astype(np.uint32)
     signed = a.view(np.int32)
     for name, expected in (
-        ("add.s32", int(signed.sum()) % (1 << 32)), ("min.s32", int(signed.min()) % (1 << 32)),
-        ("max.s32", int(signed.max())), ("min.u32", int(a.min())), ("max.u32", int(a.max())),
-        ("and.b32", int(np.bitwise_and.reduce(a))), ("or.b32", int(np.bitwise_or.reduce(a))),
+        ("add.s32", int(signed.sum()) % (1 << 32)),
+        ("min.s32", int(signed.min()) % (1 << 32)),
+        ("max.s32", int(signed.max())),
+        ("min.u32", int(a.min())),
+        ("max.u32", int(a.max())),
+        ("and.b32", int(np.bitwise_and.reduce(a))),
+        ("or.b32", int(np.bitwise_or.reduce(a))),
         ("xor.b32", int(np.bitwise_xor.reduce(a))),
-    ):  # fmt: skip
+    ):
         assert set(one(f"redux.sync.{name} x, a, -1;", np.uint32, a=a).tolist()) == {expected}, name
 
 
@@ -80,15 +84,27 @@ def test_members_may_be_a_part_of_the_warp():
     assert one(both, np.uint32, a=LANE).tolist() == [120] * 16 + [376] * 16
 
 
-@pytest.mark.parametrize(("body", "report"), [
-    ("setp.lt.u32 p1, tid_, 16; @!p1 bra DONE; shfl.sync.bfly.b32 x, a, 1, 31, -1;", "shfl.* never come"),
-    ("setp.lt.u32 p1, tid_, 16; @p1 shfl.sync.bfly.b32 x, a, 1, 31, -1;", "shfl.* never come"),
-    ("setp.lt.u32 p1, tid_, 16; @!p1 ret; vote.sync.ballot.b32 x, p1, -1;", "names lanes that have exited .0xffff0000."),
-    ("shfl.sync.bfly.b32 x, a, 1, 31, 0xFFFE;", "member mask 0xfffe without its own lane"),
-    ("setp.lt.u32 p1, tid_, 16; @!p1 bra DONE; shfl.sync.bfly.b32 x, a, 16, 31, 0xFFFF;", "without thread .16, 0, 0., which it"),
-    ("setp.lt.u32 p1, tid_, 16; selp.b32 r1, -1, 0xFFFF0000, p1; redux.sync.add.s32 x, a, r1;", "other lanes in it have another"),
-    ("setp.lt.u32 p1, tid_, 3; @p1 bra DONE; bar.warp.sync -1;", "bar.warp.sync.* never come"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "report"),
+    [
+        ("setp.lt.u32 p1, tid_, 16; @!p1 bra DONE; shfl.sync.bfly.b32 x, a, 1, 31, -1;", "shfl.* never come"),
+        ("setp.lt.u32 p1, tid_, 16; @p1 shfl.sync.bfly.b32 x, a, 1, 31, -1;", "shfl.* never come"),
+        (
+            "setp.lt.u32 p1, tid_, 16; @!p1 ret; vote.sync.ballot.b32 x, p1, -1;",
+            "names lanes that have exited .0xffff0000.",
+        ),
+        ("shfl.sync.bfly.b32 x, a, 1, 31, 0xFFFE;", "member mask 0xfffe without its own lane"),
+        (
+            "setp.lt.u32 p1, tid_, 16; @!p1 bra DONE; shfl.sync.bfly.b32 x, a, 16, 31, 0xFFFF;",
+            "without thread .16, 0, 0., which it",
+        ),
+        (
+            "setp.lt.u32 p1, tid_, 16; selp.b32 r1, -1, 0xFFFF0000, p1; redux.sync.add.s32 x, a, r1;",
+            "other lanes in it have another",
+        ),
+        ("setp.lt.u32 p1, tid_, 3; @p1 bra DONE; bar.warp.sync -1;", "bar.warp.sync.* never come"),
+    ],
+)
 def test_a_collective_without_its_lanes_is_a_fault(body, report):
     with pytest.raises(Fault, match="divergent warp: .*" + report):
         one(body, np.uint32, a=LANE)
@@ -107,7 +123,10 @@ def test_lanes_that_part_meet_again_at_the_first_common_instruction():
 
 
 def test_a_loop_runs_as_often_as_each_lane_asks():
-    body = "mov.u32 x, 0; mov.u32 r1, a; LOOP: setp.eq.u32 p1, r1, 0; @p1 bra DONE; add.u32 x, x, r1; sub.u32 r1, r1, 1; bra LOOP;"
+    body = (
+        "mov.u32 x, 0; mov.u32 r1, a; LOOP: setp.eq.u32 p1, r1, 0; @p1 bra DONE; add.u32 x, x, r1; "
+        "sub.u32 r1, r1, 1; bra LOOP;"
+    )
     a = np.arange(200, dtype=np.uint32) % 37
     assert one(body, np.uint32, a=a).tolist() == (a * (a + 1) // 2).tolist()
 
@@ -135,7 +154,8 @@ def test_calls_of_device_functions():
     BIG: mul.lo.u32 r2, r0, r1; st.param.b32 [result], r2; ret;
     }
     """
-    call = """{{ .param .b32 p0; .param .align 8 .b8 p9[16]; .param .b32 back; st.param.b32 [p0], {0}; st.param.b32 [p9+8], 3;
+    call = """{{ .param .b32 p0; .param .align 8 .b8 p9[16]; .param .b32 back;
+        st.param.b32 [p0], {0}; st.param.b32 [p9+8], 3;
         call.uni (back), helper, (p0, p9); ld.param.b32 {1}, [back]; }}"""
     body = call.format("a", "r9") + call.format("r9", "x")
     first = [v * 3 if v > 5 else v + 3 for v in LANE.tolist()]
