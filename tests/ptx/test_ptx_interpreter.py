@@ -79,28 +79,28 @@ def test_an_unknown_kernel_is_refused_with_those_there_are():
     ("grid", "block", "smem", "args", "message"),
     [
         ((1, 1, 1), (32, 1, 1), 0, "a", "snippet takes 2 arguments, 1 given"),
-        ((1, 1, 1), (32, 1, 1), 0, "a3", r"snippet: argument 1 is a int, expected a Buffer or a numpy scalar"),
-        ((1, 1, 1), (32, 1, 1), 0, "ai", "snippet: argument 1 has 4 bytes, the kernel declares 8"),
-        ((1, 1, 1), (1025, 1, 1), 0, "aa", "snippet: block is .1025, 1, 1., expected 1 to 1024 threads"),
-        ((1, 1, 1), (0, 1, 1), 0, "aa", "expected 1 to 1024 threads"),
-        ((0, 1, 1), (32, 1, 1), 0, "aa", "snippet: grid is .0, 1, 1."),
-        ((1, 65536, 1), (32, 1, 1), 0, "aa", "snippet: grid is"),
+        ((1, 1, 1), (32, 1, 1), 0, "a3", "argument 1 of snippet is a int, expected a Buffer, a numpy scalar or None"),
+        ((1, 1, 1), (32, 1, 1), 0, "ai", "argument 1 of snippet is 4 bytes, expected 8"),
+        ((1, 1, 1), (1024, 2, 1), 0, "aa", "block of snippet is .1024, 2, 1., expected 1024 threads or fewer"),
+        ((1, 1, 1), (0, 1, 1), 0, "aa", "block.x of snippet is 0, expected 1 to 1024"),
+        ((0, 1, 1), (32, 1, 1), 0, "aa", "grid.x of snippet is 0"),
+        ((1, 65536, 1), (32, 1, 1), 0, "aa", "grid.y of snippet is 65536"),
         ((1, 1, 1), (32, 1, 1), 227 * 1024 + 1, "aa", "0 . 232449 bytes of shared memory, sm_90 has 232448"),
-        ((1, 1, 1), (32, 1, 1), -1, "aa", "bytes of shared memory"),
+        ((1, 1, 1), (32, 1, 1), -1, "aa", "dynamic shared memory of snippet is -1 bytes"),
     ],
 )
 def test_a_launch_that_cannot_be_is_refused(grid, block, smem, args, message):
     machine = Interpreter("sm_90")
     kernel = machine.load(text("mov.u32 x, a;", {"x": np.uint32}, {"a": LANE}), "snippet")
     values = {"a": machine.upload(LANE), "3": 3, "i": np.int32(3)}
-    with pytest.raises(InputError, match=message):
+    with pytest.raises((InputError, UnsupportedError), match=message):
         machine.launch(kernel, grid, block, smem, *(values[name] for name in args))
 
 
 def test_the_number_of_threads_a_kernel_declares_is_its_limit():
     ptx = text("", {}, {"a": LANE}).replace(")\n{", ")\n.maxntid 64, 1, 1\n{", 1)
     machine = Interpreter()
-    with pytest.raises(InputError, match="expected 1 to 64 threads"):
+    with pytest.raises(InputError, match="expected the 64 threads it declares or fewer"):
         machine.launch(machine.load(ptx, "snippet"), (1, 1, 1), (96, 1, 1), 0, machine.upload(LANE))
 
 

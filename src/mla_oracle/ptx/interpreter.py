@@ -22,16 +22,16 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mla_oracle.arrays import Array
-from mla_oracle.errors import InputError
+from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.fast import threads as pool
-from mla_oracle.gpu.machine import Buffer, Dim
+from mla_oracle.gpu.arguments import Argument, check_shape, dynamic_smem, pack
+from mla_oracle.gpu.machine import Buffer, Dim, Kernel
 from mla_oracle.ptx.assembler import assemble
 from mla_oracle.ptx.faults import Fault, Found, describe, position
 from mla_oracle.ptx.memory import Allocation, Memory
 from mla_oracle.ptx.parser import Module, parse
 from mla_oracle.ptx.program import Program
 
-MAX_THREADS = 1024
 # Bytes of shared memory a block may have (CUDA C++ programming guide, compute capabilities).
 MAX_SHARED = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10}
 MOST_SHARED = 227 << 10
@@ -46,7 +46,13 @@ class InterpretedKernel:
     module: Module
     program: Program
     variables: dict[str, Allocation]
+    declared_smem: int | None  # the most dynamic shared memory it may be given, as DYNAMIC_SMEM says
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def widths(self) -> list[int]:
+        """The bytes of each parameter."""
+        return [size for _, size in self.program.params]
 
     def place(self, instruction: int) -> str:
         """Where an instruction comes from: cuda/x.cu:LINE, PTX line N, and where that was inlined."""
@@ -106,18 +112,22 @@ class Interpreter:
             self._modules[ptx] = module, variables
         module, variables = self._modules[ptx]
         if (ptx, name) not in self._kernels:
-            kernel = InterpretedKernel(file or "kernel", name, module, assemble(module, name), variables)
+            kernel = InterpretedKernel(
+                file or "kernel", name, module, assemble(module, name), variables, dynamic_smem(ptx).get(name)
+            )
             self._kernels[ptx, name] = kernel
         return self._kernels[ptx, name]
 
-    def launch(
-        self, kernel: InterpretedKernel, grid: Dim, block: Dim, smem: int, *args: Buffer | np.generic | None
-    ) -> None:
-        """Run `kernel`. Raises Fault for the first thing found wrong in the lowest block, InputError for a launch
-        that could not be."""
+    def launch(self, kernel: Kernel, grid: Dim, block: Dim, smem: int, *args: Argument) -> None:
+        """Run `kernel`; see `Machine.launch`. Raises Fault for the first thing found wrong in the lowest block,
+        InputError for a launch that could not be."""
+        if not isinstance(kernel, InterpretedKernel):
+            raise InputError(f"{kernel.name} is another machine's kernel, expected one of this interpreter's")
         program = kernel.program
         self._check(kernel, grid, block, smem)
-        values = _arguments(kernel, args)
+        values = bytearray(sum(program.params[-1]) if program.params else 0)
+        for data, (offset, size) in zip(pack(kernel.name, kernel.widths, args), program.params, strict=True):
+            values[offset : offset + size] = data
         shared_size = program.static_shared + smem
         table, kept = self.memory.table()
         n_threads = pool.count(self.threads)
@@ -152,19 +162,16 @@ class Interpreter:
         return Fault(f"{what}, {kernel.place(found.instruction)}, block {where}, thread {thread}", what)
 
     def _check(self, kernel: InterpretedKernel, grid: Dim, block: Dim, smem: int) -> None:
-        n_threads = block[0] * block[1] * block[2]
-        limit = min(MAX_THREADS, kernel.program.max_threads or MAX_THREADS)
-        if not 1 <= n_threads <= limit or min(block) < 1:
-            raise InputError(f"{kernel.name}: block is {block}, expected 1 to {limit} threads")
-        if min(grid) < 1 or max(grid[1:]) > 65535 or grid[0] >= 1 << 31:
-            raise InputError(f"{kernel.name}: grid is {grid}, expected 1 to 2^31 - 1, 65535, 65535")
+        check_shape(kernel.name, grid, block, smem, kernel.declared_smem)
+        n_threads, limit = block[0] * block[1] * block[2], kernel.program.max_threads
+        if limit and n_threads > limit:
+            raise InputError(f"block of {kernel.name} is {block}, expected the {limit} threads it declares or fewer")
         most = MAX_SHARED.get(self.arch.rstrip("af"), MOST_SHARED)
-        if smem < 0 or kernel.program.static_shared + smem > most:
-            raise InputError(
-                f"{kernel.name}: {kernel.program.static_shared} + {smem} bytes of shared memory, {self.arch} has {most}"
-            )
+        if kernel.program.static_shared + smem > most:
+            needs = f"{kernel.program.static_shared} + {smem} bytes of shared memory"
+            raise UnsupportedError(f"{kernel.name} needs {needs}, {self.arch} has {most}")
 
-    def _constants(self, kernel: InterpretedKernel, values: bytes, grid: Dim, block: Dim, smem: int) -> Array:
+    def _constants(self, kernel: InterpretedKernel, values: bytearray, grid: Dim, block: Dim, smem: int) -> Array:
         """[n][4] of row, bytes per lane, special register or -1, value."""
         launched = {f"%ntid.{axis}": size for axis, size in zip("xyz", block, strict=True)}
         launched |= {f"%nctaid.{axis}": size for axis, size in zip("xyz", grid, strict=True)}
@@ -188,26 +195,6 @@ class Interpreter:
                     value = kernel.variables[constant.value].low
             rows.append((row, constant.width, special, value - (1 << 64) if value >= 1 << 63 else value))
         return np.array(rows, np.int64).reshape(-1, 4)
-
-
-def _arguments(kernel: InterpretedKernel, args: tuple[Buffer | np.generic | None, ...]) -> bytes:
-    """The parameters' bytes."""
-    params = kernel.program.params
-    if len(args) != len(params):
-        raise InputError(f"{kernel.name} takes {len(params)} arguments, {len(args)} given")
-    values = bytearray(params[-1][0] + params[-1][1] if params else 0)
-    for index, (arg, (offset, size)) in enumerate(zip(args, params, strict=True)):
-        if arg is None or isinstance(arg, Buffer):
-            stored = (arg.pointer if arg is not None else 0).to_bytes(8, "little")
-        elif isinstance(arg, np.generic):
-            stored = arg.tobytes()
-        else:
-            kind = type(arg).__name__
-            raise InputError(f"{kernel.name}: argument {index} is a {kind}, expected a Buffer or a numpy scalar")
-        if len(stored) != size:
-            raise InputError(f"{kernel.name}: argument {index} has {len(stored)} bytes, the kernel declares {size}")
-        values[offset : offset + size] = stored
-    return bytes(values)
 
 
 @lru_cache(maxsize=1)
