@@ -30,6 +30,84 @@ def test_every_mutant_says_what_it_computes_and_what_it_needs():
         assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", reference) for reference in mutant.references), mutant.name
 
 
+# The classes of wrong functions that the public bugs of such kernels fall into.
+CLASSES = """
+    uniform temperature
+    composition of two
+    rope pairing → wrong top-k set
+    equivalence (must pass)
+    rope pairing
+    position off by one
+    row-indexing in rope
+    double rotation
+    missing rotation
+    double rotation, tail heads
+    wrong V slice
+    K/V step mismatch
+    query row mapping
+    head-count-specific
+    port scramble
+    output permutation
+    output basis
+    row width
+    upstream GEMM
+    32-bit offset wrap
+    stride ignored
+    page-size semantics
+    length metadata
+    request start offset
+    truncated table
+    writer corruption
+    0·NaN tail
+    NaN through additive mask
+    pad lanes in denominator
+    phantom state
+    missing V descale
+    scale misuse
+    inverted scale
+    scale rounded to 2^k
+    record layout
+    upstream query
+    empty row
+    empty row untouched
+    0/0
+    -inf merge
+    LSE overflow
+    LSE base
+    combine coverage
+    phantom split
+    0·NaN split
+    LSE slot
+    sink multiplicity
+    merge precision
+    no causal bound
+    unwanted causal bound
+    mask scaled
+    window
+    -1 treated as valid
+    -1 gather
+    lane prefix
+    OOB index
+    lanes beyond length
+    empty list
+    top-k set
+    duplicates
+    sink range
+    dense instead of sparse
+    -1 treated as zero key
+    lazy rescale
+    mask overflow
+    low-precision scores
+    race
+    race / workspace
+"""
+
+
+def test_every_class_of_public_bugs_has_a_mutant_or_a_reason():
+    known = {m.family for m in (*bank(), *equivalences())} | {a.family for a in ABSENT}
+    assert {line.strip() for line in CLASSES.strip().splitlines()} <= known
+
+
 def test_no_class_is_both_executable_and_absent():
     assert not {m.family for m in bank()} & {a.family for a in ABSENT}
     assert all(a.reason and a.references for a in ABSENT)

@@ -325,9 +325,23 @@ def test_a_mutant_is_made_with_any_constant(made, steps):
     assert made.parameters
 
 
-def test_the_named_composition_is_both_bugs_at_once():
-    case = filled(generate("paged:heads=2,row=20,value=12,scale=0.3,lens=9,block=4"))
-    steps = wrong_scores.WRONG["temperature.double"] | wrong_scores.WRONG["rope.pairing-k"]
-    want = wrong(case, **steps).run()
-    got = find("temperature.double + rope.pairing-k").run(case)
-    assert np.allclose(got["out"], want["out"], rtol=0, atol=1e-12)
+LOOPS = {**wrong_scores.WRONG, **wrong_rows.WRONG, **wrong_keys.WRONG, **wrong_joins.WRONG}
+
+
+@pytest.mark.parametrize("names", [
+    ("temperature.double", "rope.pairing-k"),
+    ("paging.first-page", "temperature.half"),
+    ("rope.dropped", "length.plus-one"),
+    ("causal.none", "lse.base-2"),
+    ("value.row-end", "query.head-shift"),
+    ("length.minus-one", "merge.equal"),
+    ("key.first-lost", "value.factor-0.75"),
+    ("online.acc-not-rescaled", "temperature.inverted"),
+], ids=" + ".join)
+def test_a_composition_is_both_bugs_at_once_in_either_order(names):
+    case = filled(generate("paged:heads=2,row=20,value=12,scale=0.3,lens=9+7,block=4,tokens=2"))
+    want = wrong(case, **LOOPS[names[0]], **LOOPS[names[1]]).run()
+    for order in (names, names[::-1]):
+        got = find(" + ".join(order)).run(case)
+        assert np.allclose(got["out"], want["out"], rtol=1e-9, atol=1e-12), order
+        assert np.allclose(got["lse"], want["lse"], rtol=1e-9, atol=1e-12), order
