@@ -170,14 +170,14 @@ MUTANTS = (
     ),
     _mutant(
         "reversed",
-        "value row off by one",
+        "value rows permuted",
         "v_j <- v_(L-1-j)",
         two_keys,
         edit=lanes(lambda _, p: p.length - 1 - p.lanes),
     ),
     _mutant(
         "slot-of-request-0",
-        "value row off by one",
+        "table row mapping",
         "values through the table of request 0",
         paged,
         Need("two requests", lambda p: p.B >= 2),
