@@ -3,6 +3,7 @@
 //
 // Sizes are int, strides are long long and count elements, so that every product with an id or a row has 64 bits.
 // A stored number is widened to float, exactly; no header of CUDA is needed for that.
+#pragma once
 #define INF __int_as_float(0x7f800000)
 
 constexpr int WARP = 32;

@@ -3,6 +3,7 @@
 //
 // PTX ISA, "Warp-level matrix instructions": a lane holds of d [16, 8] the two neighbours at column 2 (lane % 4) of
 // rows lane / 4 and lane / 4 + 8. Shared memory is addressed in bytes, as the instructions take it.
+#pragma once
 #include "common.cuh"
 
 constexpr int CHUNK = 16;               // bytes of a copy, and of a row of a matrix that ldmatrix reads
@@ -33,6 +34,11 @@ __device__ inline void load_matrices(unsigned (&b)[2], unsigned row) {
 __device__ inline void load_turned(unsigned (&b)[4], unsigned row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(row) : "memory");
+}
+
+__device__ inline void load_turned(unsigned (&b)[2], unsigned row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(b[0]), "=r"(b[1]) : "r"(row) : "memory");
 }
 
 #define MULTIPLY(dtype)                                                                                          \

@@ -6,21 +6,7 @@
 //   per tile:  m' = max(m, scores)   acc = acc e^(m - m') + sum e^(score - m') value   l likewise
 //   out = sum_s e^(m_s - m) acc_s / l, l = sum_s e^(m_s - m) l_s                      lse = m + log l
 //
-// Which keys a split of a row has depends on nothing but the row's own length.
-#include "common.cuh"
-
-constexpr int MOST_SPLITS = 64;     // of a row, by gpu/paged.py
-
-// Query t of T of a request sees its first `visible` keys.
-__device__ inline int visible_of(const int *seq_lens, int row, int T, int causal) {
-    int b = row / T, t = row % T;
-    return causal ? seq_lens[b] - T + t + 1 : seq_lens[b];
-}
-
-// The keys of each of its splits: `split_keys`, or the whole tiles that make MOST_SPLITS of a longer row.
-__device__ inline int keys_of_split(int visible, int split_keys) {
-    return max(split_keys, TILE * ((visible - 1) / (TILE * MOST_SPLITS) + 1));
-}
+#include "splits.cuh"
 
 #define DECODE(Row)                                                                                              \
     const void *q,                  /* [B, T, H, D] */                                                           \
@@ -49,7 +35,7 @@ __device__ void decode(DECODE(Row)) {
     int row = blockIdx.x, h = blockIdx.y, split = blockIdx.z;
     int b = row / T, t = row % T;
     int visible = visible_of(seq_lens, row, T, causal);
-    int keys = keys_of_split(visible, split_keys), begin = split * keys;
+    int keys = keys_of_split(seq_lens[b], split_keys), begin = split * keys;
     if (begin >= visible) return;
     int end = begin + min(keys, visible - begin);
     float m = -INF, l = 0;
@@ -122,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_combine_f32(
 ) {
     int row = blockIdx.x, h = blockIdx.y;
     int visible = visible_of(seq_lens, row, T, causal);
-    int used = visible <= 0 ? 0 : (visible - 1) / keys_of_split(visible, split_keys) + 1;
+    int used = visible <= 0 ? 0 : (visible - 1) / keys_of_split(seq_lens[row / T], split_keys) + 1;
     long long state = (long long)row * gridDim.y + h;
     partial_out += state * splits * V;
     partial_max += state * splits;

@@ -9,6 +9,7 @@
 //
 // D, V, ROWS and KEYS are given by the compiler's command line: D and V multiples of 16, rows 16-byte aligned.
 #include "mma.cuh"
+#include "splits.cuh"
 
 #ifndef D
 #define D 576
@@ -158,9 +159,9 @@ __device__ inline void decode(const Problem<Stored> &p) {
     int group = blockIdx.x * ROWS, split = blockIdx.y, b = blockIdx.z;
     int rows = min(ROWS, p.T * p.H - group), len = p.seq_lens[b];
     int last = p.causal ? len - p.T + (group + rows - 1) / p.H + 1 : len;  // keys that the last row sees
-    int begin = split * p.split_keys;
+    int keys = keys_of_split(len, p.split_keys), begin = split * keys;
     if (begin >= last) return;
-    int end = begin + min(p.split_keys, last - begin);
+    int end = begin + min(keys, last - begin);
 
     int visible[ROW_TILES][2];      // keys that rows lane/4 and lane/4 + 8 of a tile see
     float m[ROW_TILES][2], l[ROW_TILES][2];

@@ -60,27 +60,9 @@ def machine(name):
         assert not kernel.warnings, (kernel.name, kernel.warnings)
 
 
-def decode_paged(machine, case, lse_unit=1.0, **options):
-    """(out, lse) of a fast_cases.Case."""
-    rows = case.q.shape[:3]
-    out, lse = np.full((*rows, case.V), 77, np.float32), np.full(rows, 77, np.float32)
-    problem = case.q, case.kv_cache, case.block_table, case.seq_lens, case.scale, case.causal, lse_unit, case.empty_lse
-    forms.fill(forms.decode_paged, machine, *problem, outputs=(out, lse), **options)
-    return out, lse
-
-
-def assert_paged(machine, case, **options):
-    """`decode_paged`, within the bound of the kernel in `options`."""
-    out, lse = decode_paged(machine, case, **options)
-    expected_out, expected_lse = strict64(case)
-    allowed_out, allowed_lse = paged(case, mma=options["kernel"] == "mma")
-    assert_within(out, expected_out, allowed_out)
-    assert_within(lse, expected_lse, allowed_lse)
-    return out, lse
-
-
-def paged(case, lse_unit=1.0, mma=False):
+def paged(case, lse_unit=1.0, kernel="scalar"):
     """(out [B, T, H, V], lse [B, T, H]) of a fast_cases.Case: the docstring of gpu.paged.decode in numpy."""
+    mma = kernel == "mma"
     u, step = (0.0, TINY) if not mma else (2.0**-11, 2.0**-24) if case.q.dtype == np.float16 else (2.0**-8, TINY)
     B, T, H, D = case.q.shape
     out, lse = np.zeros((B, T, H, case.V)), np.zeros((B, T, H))
@@ -97,7 +79,8 @@ def paged(case, lse_unit=1.0, mma=False):
             size = (np.abs(q) @ np.abs(k).T).max(1) * abs(case.scale)
             top = score.max(1, keepdims=True)
             p = np.exp(score - top)
-            relative = EPS * ((D / 32 + 12) * size + n + 32) + 2 * D * TINY * abs(case.scale)
+            relative = EPS * ((1.1 * D + 16) * size + 1.6 * n + 32 if mma else (D / 32 + 12) * size + n + 32)
+            relative += 2 * D * TINY * abs(case.scale)
             mean = p @ np.abs(k[:, : case.V]) / p.sum(1, keepdims=True)
             out[b, t] = (relative[:, None] + u) * mean + n * step * (1 + np.abs(k[:, : case.V]).max())
             lse[b, t] = (relative + 2 * EPS * (np.abs(top[:, 0]) + 2 * np.log(n))) * lse_unit
@@ -165,20 +148,20 @@ def assert_within(got, expected, allowed):
     assert good.all(), (np.argwhere(~good)[0], *bad)
 
 
-def decode(machine, case, lse_unit=1.0, **options):
+def decode(machine, case, lse_unit=1.0, kernel="scalar", **options):
     """(out, lse) of a fast_cases.Case on `machine`, arrays made and taken by forms.fill."""
     rows = case.q.shape[:3]
     out, lse = np.full((*rows, case.V), 77, np.float32), np.full(rows, 77, np.float32)
     problem = case.q, case.kv_cache, case.block_table, case.seq_lens, case.scale, case.causal, lse_unit, case.empty_lse
-    forms.fill(forms.decode_paged, machine, *problem, outputs=(out, lse), **options)
+    forms.fill(forms.decode_paged, machine, *problem, outputs=(out, lse), kernel=kernel, **options)
     return out, lse
 
 
-def assert_right(machine, case, **options):
+def assert_right(machine, case, kernel="scalar", **options):
     """(out, lse), within their bound of strict f64."""
-    out, lse = decode(machine, case, **options)
+    out, lse = decode(machine, case, kernel=kernel, **options)
     expected_out, expected_lse = strict64(case)
-    allowed_out, allowed_lse = paged(case)
+    allowed_out, allowed_lse = paged(case, kernel=kernel)
     assert_within(out, expected_out, allowed_out)
     assert_within(lse, expected_lse, allowed_lse)
     return out, lse

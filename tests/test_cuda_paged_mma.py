@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fast_cases import make, place
-from kernel_cases import assert_paged, decode_paged
+from kernel_cases import assert_right, decode
 
 from mla_oracle.errors import UnsupportedError
 from mla_oracle.gpu import forms, layout, paged_mma
@@ -35,12 +35,12 @@ def bits(results):
 @pytest.mark.parametrize("edges", [(1, 2, 31, 32, 33), (63, 64, 65), (127, 128, 129)], ids=str)
 def test_lengths_around_every_edge_of_a_tile_and_a_split(machine, edges, dtype):
     case = stored(make(len(edges), 1, 2, 48, 32, edges, 16), dtype)
-    assert_paged(machine, case, kernel="mma", split_keys=96)
+    assert_right(machine, case, kernel="mma", split_keys=96)
 
 
 @pytest.mark.parametrize("H", [1, 3, 16, 20, 64, 128])
 def test_any_number_of_heads(machine, H):
-    assert_paged(machine, stored(make(2, 1, H, 32, 16, [5, 40], 16)), kernel="mma")
+    assert_right(machine, stored(make(2, 1, H, 32, 16, [5, 40], 16)), kernel="mma")
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -48,18 +48,18 @@ def test_any_number_of_heads(machine, H):
 def test_query_tokens_see_their_own_prefix_and_empty_rows_are_zero(machine, T, causal):
     """20 heads: rows of one block are of several tokens."""
     case = stored(make(6, T, 20, 32, 16, [0, 1, 33, 0, 70, 3], 16, causal=causal, empty_lse=np.inf))
-    out, lse = assert_paged(machine, case, kernel="mma", split_keys=32)
+    out, lse = assert_right(machine, case, kernel="mma", split_keys=32)
     assert (out[0] == 0).all() and (lse[[0, 3]] == np.inf).all()
 
 
 @pytest.mark.parametrize("block_size", [1, 61])
 def test_any_block_size(machine, block_size):
-    assert_paged(machine, stored(make(3, 2, 2, 32, 16, [130, 0, 61], block_size)), kernel="mma", split_keys=96)
+    assert_right(machine, stored(make(3, 2, 2, 32, 16, [130, 0, 61], block_size)), kernel="mma", split_keys=96)
 
 
 @pytest.mark.parametrize("DV", [(576, 512), (512, 512), (288, 256), (144, 128), (80, 48), (16, 16)], ids=str)
 def test_row_widths_of_models_and_odd_ones(machine, DV):
-    assert_paged(machine, stored(make(1, 1, 3, *DV, [70], 16)), kernel="mma")
+    assert_right(machine, stored(make(1, 1, 3, *DV, [70], 16)), kernel="mma")
 
 
 def test_it_is_chosen_where_rows_are_aligned_and_refused_by_name_elsewhere(machine):
@@ -98,13 +98,13 @@ def test_strided_views(machine):
     room[:, 1, :, 8:40] = case.kv_cache
     heads_first = np.ascontiguousarray(case.q.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
     apart = case.but(q=heads_first, kv_cache=room[:, 1, :, 8:40])
-    assert bits(decode_paged(machine, apart, kernel="mma")) == bits(decode_paged(machine, case, kernel="mma"))
+    assert bits(decode(machine, apart, kernel="mma")) == bits(decode(machine, case, kernel="mma"))
 
 
 @pytest.mark.parametrize("q_size", [0.0, 0.1, 30.0])
 def test_flat_and_peaked_scores(machine, q_size):
     case = stored(make(2, 1, 3, 48, 32, [130, 70], 16, q_size=q_size))
-    assert_paged(machine, case, kernel="mma", split_keys=64)
+    assert_right(machine, case, kernel="mma", split_keys=64)
 
 
 @pytest.mark.parametrize("rise", [1.0, -90.0])
@@ -114,7 +114,7 @@ def test_scores_that_rise_or_fall_so_that_every_tile_rescales(machine, rise):
     for position, row in enumerate(case.keys(0).astype(np.float32)):
         row[0] = rise * position / 32
         place(case, 0, position, row)
-    assert_paged(machine, stored(case), kernel="mma", split_keys=64)
+    assert_right(machine, stored(case), kernel="mma", split_keys=64)
 
 
 def test_a_score_of_minus_infinity_has_weight_zero_and_its_value_is_not_touched(machine):
@@ -123,7 +123,7 @@ def test_a_score_of_minus_infinity_has_weight_zero_and_its_value_is_not_touched(
     row = np.where(np.arange(32) == 3, -np.inf, 1).astype(np.float32)
     for b, position in [(0, 0), (0, 5), (1, 32), (1, 68), (1, 199)]:
         place(case, b, position, row)
-    out, lse = assert_paged(machine, stored(case), kernel="mma", split_keys=64)
+    out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=64)
     assert np.isfinite(out).all() and np.isfinite(lse).all()
 
 
@@ -136,7 +136,7 @@ def test_a_visible_nan_or_plus_infinity_spoils_the_rows_that_see_it(machine, bad
     row = case.keys(1)[position].astype(np.float32)
     row[column] = bad
     place(case, 1, position, row)
-    out, lse = assert_paged(machine, stored(case), kernel="mma", split_keys=64)
+    out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=64)
     sees = np.array([[False] * 3, [position < case.visible(1, t) for t in range(3)]])
     assert (np.isnan(lse) == sees[..., None]).all()
     assert (np.isnan(out) == sees[..., None, None]).all()
@@ -145,18 +145,18 @@ def test_a_visible_nan_or_plus_infinity_spoils_the_rows_that_see_it(machine, bad
 def test_a_query_with_nan_spoils_its_own_row_alone(machine):
     case = make(2, 2, 3, 32, 16, [70, 33], 16)
     case.q[1, 0, 2, 5] = np.nan
-    _, lse = assert_paged(machine, stored(case), kernel="mma")
+    _, lse = assert_right(machine, stored(case), kernel="mma")
     assert np.argwhere(np.isnan(lse)).tolist() == [[1, 0, 2]]
 
 
 def test_the_same_bits_twice_alone_and_in_a_batch(machine):
     case = stored(make(3, 2, 3, 32, 16, [70, 129, 200], 16))
-    out, lse = decode_paged(machine, case, kernel="mma", split_keys=64)
-    assert bits(decode_paged(machine, case, kernel="mma", split_keys=64)) == bits((out, lse))
+    out, lse = decode(machine, case, kernel="mma", split_keys=64)
+    assert bits(decode(machine, case, kernel="mma", split_keys=64)) == bits((out, lse))
     for b, n in enumerate(case.seq_lens):
         one = slice(b, b + 1)
         alone = case.but(q=case.q[one], block_table=case.block_table[one], seq_lens=case.seq_lens[one])
-        found = decode_paged(machine, alone, kernel="mma", split_keys=64, longest=int(n))
+        found = decode(machine, alone, kernel="mma", split_keys=64, longest=int(n))
         assert bits(found) == bits((out[b], lse[b]))
 
 
@@ -239,7 +239,7 @@ def test_a_planted_bug_is_reported(bug, arch):
     old, new, said = BUGS[bug]
     case = stored(make(2, 2, 20, 48, 32, [150, 37], 16))
     with pytest.raises(Fault, match=said):
-        decode_paged(Planted(arch, old, new), case, kernel="mma")
+        decode(Planted(arch, old, new), case, kernel="mma")
 
 
 @pytest.mark.skipif(kernel_cases.missing("ptx") is not None, reason="the extra cuda is not installed")
@@ -253,7 +253,7 @@ def test_a_planted_bug_gives_wrong_numbers(bug, arch):
         place(case, 0, position, row)
     place(case, 0, 149, np.full(48, np.nan, np.float32))
     with pytest.raises(AssertionError):
-        assert_paged(Planted(arch, *WRONG[bug]), stored(case), kernel="mma")
+        assert_right(Planted(arch, *WRONG[bug]), stored(case), kernel="mma")
 
 
 def test_the_tile_fits_the_shared_memory_of_every_architecture():

@@ -78,15 +78,16 @@ def check(
     from .exchange import load_case, read_result
 
     case = load_case(source)
-    return compare_with_truth(case, read_result(actual), tol=tol, atol=atol, rtol=rtol)
+    how: JSON = {"tol": tol, "atol": atol, "rtol": rtol, "numerics": numerics, "rules": rules}
+    return compare_with_truth(case, read_result(actual), **how)
 
 
-def compare_with_truth(case: Case, actual: dict[str, Any], **tolerances: float | None) -> JSON:
+def compare_with_truth(case: Case, actual: dict[str, Any], **how: Any) -> JSON:
     """The verdict on `actual` against the f64 truth of `case`."""
     from . import compare
     from .oracle import expected
 
-    verdict: JSON = _plain(compare.check(case, actual, expected(case, precision="f64"), **tolerances).as_json())
+    verdict: JSON = _plain(compare.check(case, actual, expected(case, precision="f64"), **how).as_json())
     return verdict
 
 

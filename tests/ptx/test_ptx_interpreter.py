@@ -14,8 +14,9 @@ from mla_oracle import cli
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.ptx import Interpreter, _opcodes, interpreter
 from mla_oracle.ptx.memory import PIECE
-from mla_oracle.ptx.parser import Address, Pair, parse
+from mla_oracle.ptx.parser import parse
 from mla_oracle.ptx.program import INSTR
+from mla_oracle.ptx.syntax import Address, Pair
 
 DECODE = Path(__file__).with_name("tensor_decode.cu")
 LANE = np.arange(32, dtype=np.uint32)

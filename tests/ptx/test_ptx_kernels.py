@@ -8,6 +8,8 @@ import pytest
 from mla_oracle.gpu import cache, forms, sources
 from mla_oracle.ptx import Fault, Interpreter
 
+pytest.importorskip("cuda.bindings", reason="the extra cuda is not installed")
+
 SYNC = "__syncthreads();\n"
 
 

@@ -76,6 +76,12 @@ def test_constant_and_global_variables_of_the_module():
         one("mov.u64 d1, table; ld.const.u32 x, [d1+8];", np.uint32, a=LANE, module=module)
 
 
+def test_constant_memory_is_not_written():
+    module = ".const .align 4 .b8 table[8];"
+    with pytest.raises(Fault, match=r"read-only: st.u32 of 4 bytes"):
+        one("mov.u64 d1, table; st.u32 [d1], a; mov.u32 x, 0;", np.uint32, a=LANE, module=module)
+
+
 ATOMICS = {
     "add.u32": lambda old, b: old + b,
     "min.s32": lambda old, b: min(old - (old >> 31 << 32), b) % (1 << 32),

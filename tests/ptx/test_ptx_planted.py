@@ -7,6 +7,8 @@ from decode import SOURCE, Problem
 
 from mla_oracle.ptx import Fault, Interpreter
 
+pytest.importorskip("cuda.bindings", reason="the extra cuda is not installed")
+
 ARCHS = ["sm_80", "sm_90", "sm_100"]
 RAGGED = {"lens": [100, 0, 200, 257, 1], "heads": 20}
 

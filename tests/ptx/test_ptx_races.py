@@ -229,13 +229,26 @@ def test_a_copy_that_was_not_waited_for_is_a_fault(name):
 
 def test_clocks_start_again_before_they_run_out():
     # more synchronisations than a stamp has room for, and races are still found
-    body = (
-        PLACES
-        + f"""
-        mov.u32 r5, 0;
-    AGAIN: bar.sync 0; add.u32 r5, r5, 1; setp.lt.u32 p1, r5, {(1 << 20) + 100}; @p1 bra AGAIN;
-    """
-    )
-    one(body + WRITE + "bar.sync 0;" + READ_OTHER, np.uint32, a=LANE, shared=SHARED)
-    with pytest.raises(Fault, match="race"):
-        one(body + WRITE + READ_NEXT, np.uint32, a=LANE, shared=SHARED)
+    for sync in ("bar.sync 0;", "bar.warp.sync -1;", "bar.sync 3, 64;"):
+        times = (1 << 20) + 100 if sync == "bar.sync 0;" else (1 << 21) // (2 if "warp" in sync else 1)
+        body = f"""
+            mov.u32 r5, 0;
+        AGAIN: {sync} add.u32 r5, r5, 1; setp.lt.u32 p1, r5, {times}; @p1 bra AGAIN;
+        """
+        run(body + WRITE + "bar.sync 0;" + READ_OTHER)
+        with pytest.raises(Fault, match="race"):
+            run(body + WRITE + READ_NEXT)
+
+
+def test_what_is_in_flight_stays_so_when_clocks_start_again():
+    again = "mov.u32 r5, 0; AGAIN: bar.sync 0; add.u32 r5, r5, 1; setp.lt.u32 p1, r5, 1048676; @p1 bra AGAIN;"
+    with pytest.raises(Fault, match="still copying"):
+        copies(ISSUE + again + "ld.shared.u32 x, [r1]; cp.async.wait_all;")
+    copies(ISSUE + again + "cp.async.wait_all; ld.shared.u32 x, [r1];")
+
+
+def test_a_loop_without_an_end_is_given_up():
+    spin = "st.shared.u32 [tile], 0; bar.sync 0;"
+    spin += "WAIT: ld.volatile.shared.u32 r5, [tile]; setp.eq.u32 p1, r5, 0; @p1 bra WAIT;"
+    with pytest.raises(Fault, match=r"runaway: .*thread"):
+        run(spin, machine=Interpreter("sm_90", patience=10_000))

@@ -4,7 +4,7 @@
     sources -> nvrtc -> cache        text, PTX and cubin, kept on disk          (no driver needed)
     resources                        registers, spills, shared memory of each   (no driver needed)
     driver -> device, foreign        a GPU as a machine, and arrays already on it
-    machine <- layout, forms         what kernels run on, a GPU or the interpreter, and what is launched on it
+    layout -> paged, dense -> forms  every form on any machine, a GPU or the interpreter
     calls                            the public functions on a GPU's arrays
 
 Importing this package, or any module of it, imports nothing of CUDA.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paged decode on a machine: `decode` takes what the strict kernel takes, and fills the same outputs.
 
-A row's keys are cut into splits of `split_keys`, counted from its first key, or into MOST_SPLITS of whole tiles where
-that would be more; a block of threads does one split, and the splits are combined in ascending order. So a row's bits
-depend on its own keys and on `split_keys`, not on the batch it stands in, on where its pages lie, or on the machine.
+A request's keys are cut into splits of `split_keys`, counted from its first key, or into MOST_SPLITS of whole tiles
+where that would be more; a block of threads does one split of a query, or of several on tensor cores (gpu.paged_mma),
+and the splits are combined in ascending order. So a row's bits depend on its own request and on `split_keys`, not on
+the batch it stands in, or on where its pages lie; those of tensor cores also on the tiles that an architecture has.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import numpy as np
 
 from mla_oracle import dtypes
 from mla_oracle.arrays import Array
-from mla_oracle.errors import InputError
+from mla_oracle.checks import choice
+from mla_oracle.errors import InputError, UnsupportedError
+from mla_oracle.gpu import paged_mma
 from mla_oracle.gpu.layout import THREADS, few, name_of, narrow, packed, put, strides
 from mla_oracle.gpu.machine import Buffer, Machine
 
 FLOATS = ("f32", "f16", "bf16")
 SPLIT_KEYS = 512
-MOST_SPLITS = 64  # as in cuda/paged.cu
+KERNELS = ("scalar", "mma")
+MOST_SPLITS = 64  # as in cuda/splits.cuh
 NO_FAULT = np.uint64(2**64 - 1)
 
 
@@ -67,17 +71,22 @@ def decode(
     On tensor cores, which may truncate where they add (a product of 16 and a sum is 17 addends), and with weights
     rounded to the cache's dtype, u = 2^-8 of bf16 or 2^-11 of f16, whose smallest step is 2^-24,
 
-        relative = eps * ((1.1 D + 16) * size + 1.6 n + 32)
+        relative = eps * ((1.1 D + 16) * size + 1.6 n + 32) + 2 D tiny |scale|
         out:  (relative + u) * (sum p |v| / sum p) + n * (tiny + 2^-24 if f16) * (1 + max |v|)
 
     Scratch: B x T x H x splits x (V + 2) numbers, splits being those of `longest`.
-    Raises InputError for arrays that do not fit, UnsupportedError for D above 4096 or H above 65535.
+    Raises InputError for arrays that do not fit, UnsupportedError for D above 4096, H or B above 65535, or a kernel
+    that does not take the problem.
     """
     B, T, H, D = q.shape
     V, block_size = out.shape[-1], kv_cache.shape[1]
     if longest is None:
         longest = block_table.shape[1] * block_size
     splits = min(MOST_SPLITS, max(1, -(-longest // split_keys)))
+    choice("kernel", kernel or "mma", KERNELS)
+    reason = paged_mma.refusal(q, kv_cache, V, machine.arch)
+    if kernel == "mma" and reason:
+        raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
     narrow(D=D)
     few(H=H)
     if kv_cache.shape[2] != D or V > D:

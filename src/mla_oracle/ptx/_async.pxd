@@ -20,7 +20,7 @@ cdef inline bint remember(Block* b, uint32_t lane, uint32_t address, uint32_t si
     if c.length == c.room:
         larger = realloc(c.items, (2 * c.room + 256) * sizeof(Copy))
         if larger == NULL:
-            return fail(b, OUT_OF_BOUNDS, lane, address, size, SHARED)
+            return fail(b, NO_ROOM, lane, address, size, SHARED)
         c.items, c.room = <Copy*>larger, 2 * c.room + 256
     c.items[c.length] = Copy(address, <uint16_t>lane, <uint16_t>size, b.committed[lane])
     c.length += 1

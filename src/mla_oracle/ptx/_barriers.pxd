@@ -115,7 +115,7 @@ cdef inline bint complete(Block* b, int32_t which) noexcept nogil:
     if b.launch.checks:
         if expected == live and not bar.arriving:
             meet_all(b)
-        elif not meet_warps(b, bar.waiting, bar.arriving):
-            return False
+        else:
+            meet_warps(b, bar.waiting, bar.arriving)
     release(b, which)
     return True

@@ -52,6 +52,7 @@ cdef struct Launch:
     const Piece* pieces
     Py_ssize_t n_pieces
     int32_t checks
+    int64_t patience        # instructions without a barrier after which a block is given up
     int32_t block[3]
     int32_t grid[3]
     int32_t threads         # in a block
@@ -129,7 +130,6 @@ cdef struct Block:
     int32_t other           # the lowest pc of the lanes that run elsewhere
     Py_ssize_t low
     Py_ssize_t n
-    int32_t whole           # every live lane of the block is in the group
     int32_t full            # every live lane between low and low + n is
     int32_t dense           # every lane between low and low + n is
     int64_t steps           # since the last barrier

@@ -7,8 +7,8 @@ from libc.math cimport ceil, floor, rint, trunc
 from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from mla_oracle.ptx._block cimport Instr
-from mla_oracle.ptx._float cimport FINITE, RELU, ROUNDING
 from mla_oracle.ptx._formats cimport narrow, narrow_bf16, quiet, widen
+from mla_oracle.ptx._half cimport FINITE, RELU, ROUNDING
 from mla_oracle.ptx._opcodes cimport *
 
 

@@ -5,7 +5,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from mla_oracle.ptx._block cimport OPERANDS, PIECE, Block, Instr, sized
 from mla_oracle.ptx._convert cimport convert
-from mla_oracle.ptx._float cimport FLUSH, ROUNDING, SATURATE, floating
+from mla_oracle.ptx._float cimport floating
+from mla_oracle.ptx._half cimport FLUSH, ROUNDING, SATURATE
 from mla_oracle.ptx._integer cimport integer
 from mla_oracle.ptx._opcodes cimport *
 

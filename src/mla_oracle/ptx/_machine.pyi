@@ -9,6 +9,7 @@ def run(
     constants: Array,
     pieces: Array,
     shape: Array,
+    patience: int,
     shared_size: int,
     local_size: int,
     shared_state: Array,

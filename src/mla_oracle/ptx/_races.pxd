@@ -6,13 +6,14 @@
 # barriers bring about. Lanes of one warp are ordered by bar.warp.sync and by barriers alone: a shuffle moves
 # registers and orders no memory. After a barrier of the whole block nothing older need be looked at: that is `floor`,
 # and two comparisons per 16 bytes are then all there is to do.
+# The clock has room for two million synchronisations; then all that came before counts as ordered.
 # Two disjoint bar.warp.sync of parts of a warp count as ordered against each other; nothing else is missed.
 # cp.async writes at its wait: until then its bytes are IN_FLIGHT, which is ordered with nothing.
 # Two lanes that write the same value (or both atomically) do not race.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
-from mla_oracle.ptx._block cimport MAX_WARPS, Block, Launch, Shadow, fail
+from mla_oracle.ptx._block cimport MAX_WARPS, Block, Copy, Shadow, fail
 from mla_oracle.ptx._opcodes cimport *
 
 cdef enum:
@@ -147,32 +148,48 @@ cdef inline void forget(Block* b) noexcept nogil:
     meet_all(b)
 
 
+cdef inline void renew(Block* b) noexcept nogil:
+    """Start counting again, all that came before being ordered; what is in flight stays so."""
+    cdef Shadow* s = &b.shadow
+    cdef Py_ssize_t spans = b.launch.spans, w, k
+    cdef uint32_t granule = b.launch.granule, at
+    cdef Copy* c
+    memset(s.writes, 0, spans * 16 // granule * 4)
+    memset(s.reads, 0, spans * b.launch.warps * (16 // granule) * 4)
+    memset(s.last_write, 0, spans * 4)
+    memset(s.last_read, 0, spans * 4)
+    memset(s.known, 0, sizeof(s.known))
+    memset(s.seen, 0, sizeof(s.seen))
+    for w in range(b.launch.warps):
+        for k in range(b.copies[w].length):
+            c = b.copies[w].items + k
+            s.last_write[c.address >> 4] = IN_FLIGHT
+            for at in range(c.address // granule, (c.address + c.size) // granule):
+                s.writes[at] = <uint32_t>IN_FLIGHT << 11 | c.lane
+    s.now = s.floor = 1
+    for w in range(b.launch.warps):
+        s.stamp[w] = 1
+
+
 cdef inline void meet_all(Block* b) noexcept nogil:
     """A barrier of the whole block."""
     cdef Shadow* s = &b.shadow
-    cdef int w
-    cdef Py_ssize_t spans = b.launch.spans
+    cdef Py_ssize_t w
     if s.now > RENEW:
-        memset(s.writes, 0, spans * 16 // b.launch.granule * 4)
-        memset(s.reads, 0, spans * b.launch.warps * (16 // b.launch.granule) * 4)
-        memset(s.last_write, 0, spans * 4)
-        memset(s.last_read, 0, spans * 4)
-        memset(s.known, 0, sizeof(s.known))
-        memset(s.seen, 0, sizeof(s.seen))
-        s.now = 0
+        renew(b)
     s.now += 1
     s.floor = s.now
     for w in range(b.launch.warps):
         s.stamp[w] = s.now
 
 
-cdef inline bint meet_warps(Block* b, uint32_t waiting, uint32_t arriving) noexcept nogil:
+cdef inline void meet_warps(Block* b, uint32_t waiting, uint32_t arriving) noexcept nogil:
     """A barrier of some warps: those that wait have then seen all that any of them, and those that arrive, had."""
     cdef Shadow* s = &b.shadow
     cdef uint32_t joint[MAX_WARPS]
     cdef int w, v
     if s.now >= IN_FLIGHT - 1:
-        return fail(b, TOO_MANY_CLOCKS, b.low, 0, 0, SHARED)
+        renew(b)
     s.now += 1
     memset(joint, 0, sizeof(joint))
     for w in range(b.launch.warps):
@@ -189,18 +206,16 @@ cdef inline bint meet_warps(Block* b, uint32_t waiting, uint32_t arriving) noexc
                 s.known[w][v] = joint[v]
             for v in range(32):
                 s.seen[w * 32 + v] = s.now
-    return True
 
 
-cdef inline bint meet_lanes(Block* b, uint32_t warp, uint32_t members) noexcept nogil:
+cdef inline void meet_lanes(Block* b, uint32_t warp, uint32_t members) noexcept nogil:
     """bar.warp.sync of these lanes."""
     cdef Shadow* s = &b.shadow
     cdef uint32_t k
     if s.now >= IN_FLIGHT - 1:
-        return fail(b, TOO_MANY_CLOCKS, warp * 32, 0, 0, SHARED)
+        renew(b)
     s.now += 1
     s.stamp[warp] = s.now
     for k in range(32):
         if members >> k & 1:
             s.seen[warp * 32 + k] = s.now
-    return True

@@ -18,7 +18,6 @@ from mla_oracle.ptx._warp cimport collective, ready
 
 cdef enum:
     NOWHERE = 0x7FFFFFFF
-    PATIENCE = 1 << 30      # instructions without a barrier
 
 
 cdef inline bint choose(Block* b) noexcept nogil:
@@ -30,7 +29,7 @@ cdef inline bint choose(Block* b) noexcept nogil:
             pc = min(pc, b.pcs[k])
     if pc == NOWHERE:
         return stuck(b)
-    b.dense = b.full = b.whole = True
+    b.dense = b.full = True
     for k in range(lanes):
         b.mask[k] = 0
         if b.states[k] >= RUNNING and b.states[k] != AT_BARRIER and b.pcs[k] == pc:
@@ -40,7 +39,6 @@ cdef inline bint choose(Block* b) noexcept nogil:
             last = k
         elif b.states[k] == RUNNING:
             other = min(other, b.pcs[k])
-        b.whole = b.whole and b.mask[k] == b.live[k]
     b.low = first & ~31
     b.n = (last | 31) + 1 - b.low
     for k in range(b.low, b.low + b.n):
@@ -219,7 +217,7 @@ cdef inline bint run_block(Block* b) noexcept nogil:
                 return False
             elif done == REGROUP:
                 break
-            elif b.steps > PATIENCE:
+            elif b.steps > b.launch.patience:
                 return fail(b, RUNAWAY, b.low, 0, 0, 0)
             if b.pc >= b.other:
                 move_to(b, b.mask + b.low, b.pc)

@@ -169,7 +169,7 @@ cdef inline uint32_t matching(const uint32_t* a, int k, uint32_t members) noexce
     return same & members
 
 
-cdef inline bint together(Block* b, const Instr* i, const uint32_t* mask, Py_ssize_t first) noexcept nogil:
+cdef inline void together(Block* b, const Instr* i, const uint32_t* mask, Py_ssize_t first) noexcept nogil:
     """One warp of everything but shfl: a result of the group for each of its lanes."""
     cdef uint32_t* d = <uint32_t*>row(b, i.operand[0]) + first
     cdef const uint32_t* a = <const uint32_t*>row(b, i.operand[i.results]) + first
@@ -188,8 +188,8 @@ cdef inline bint together(Block* b, const Instr* i, const uint32_t* mask, Py_ssi
             result[k] = first_bit(m)
             second[k] = 0xFFFFFFFFU if first_bit(m) == k else 0
         elif i.op == BAR_WARP:
-            if k == first_bit(m) and b.launch.checks and not meet_lanes(b, <uint32_t>((b.low + first) >> 5), m):
-                return False
+            if k == first_bit(m) and b.launch.checks:
+                meet_lanes(b, <uint32_t>((b.low + first) >> 5), m)
         elif i.op == MATCH_ANY or i.op == MATCH_ALL:
             result[k] = matching(a, k, m)
             if i.op == MATCH_ALL:
@@ -212,7 +212,6 @@ cdef inline bint together(Block* b, const Instr* i, const uint32_t* mask, Py_ssi
             d[k] = result[k]
             if i.results == 2:
                 (<uint32_t*>row(b, i.operand[1]))[first + k] = second[k]
-    return True
 
 
 cdef inline bint collective(Block* b, const Instr* i, const uint32_t* mask) noexcept nogil:
@@ -224,6 +223,6 @@ cdef inline bint collective(Block* b, const Instr* i, const uint32_t* mask) noex
         if i.op <= SHFL_IDX:
             if not shuffle(b, i, mask, first):
                 return False
-        elif not together(b, i, mask, first):
-            return False
+        else:
+            together(b, i, mask, first)
     return True

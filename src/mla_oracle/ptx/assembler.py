@@ -17,8 +17,8 @@ from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.ptx._opcodes import Op
 from mla_oracle.ptx.encoder import Labels, encode, granule
 from mla_oracle.ptx.operations import lower
-from mla_oracle.ptx.parser import SIZES, Address, Function, Module, Negated, Source, Statement, Variable
 from mla_oracle.ptx.program import LAUNCHED, SPECIAL, Constant, Draft, Program
+from mla_oracle.ptx.syntax import SIZES, Address, Function, Module, Negated, Source, Statement, Variable
 
 DEEPEST = 16  # calls within calls
 
@@ -244,7 +244,7 @@ def _aligned(offset: int, align: int) -> int:
 
 def assemble(module: Module, name: str) -> Program:
     """The kernel `name` of `module`. Raises InputError if there is none, UnsupportedError for what it cannot run."""
-    import mla_oracle.ptx.movement  # noqa: F401  registers its instructions
+    from mla_oracle.ptx import conversions, movement  # noqa: F401  they register their instructions
 
     kernel = module.functions.get(name)
     if kernel is None or not kernel.entry:

@@ -95,7 +95,7 @@ def describe(
             return f"mixed spaces: {opcode} at {found.address:#x} is in another state space than other lanes'"
         case Code.READ_ONLY:
             return f"read-only: {access} writes to constant memory"
-    return f"too many synchronisations without a barrier of the whole block: {opcode}"
+    return f"no memory for what {opcode} has in flight"
 
 
 def position(lane: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -29,8 +29,9 @@ from mla_oracle.gpu.machine import Buffer, Dim, Kernel
 from mla_oracle.ptx.assembler import assemble
 from mla_oracle.ptx.faults import Fault, Found, describe, position
 from mla_oracle.ptx.memory import Allocation, Memory
-from mla_oracle.ptx.parser import Module, parse
+from mla_oracle.ptx.parser import parse
 from mla_oracle.ptx.program import Program
+from mla_oracle.ptx.syntax import Module
 
 # Bytes of shared memory a block may have (CUDA C++ programming guide, compute capabilities).
 MAX_SHARED = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10}
@@ -68,10 +69,13 @@ class InterpretedKernel:
 
 
 class Interpreter:
-    """`checks`: look for everything but bounds, too; `threads`: as in fast.threads.count."""
+    """`checks`: look for everything but bounds, too; `threads`: as in fast.threads.count; `patience`: how many
+    instructions a block may run without a barrier before it counts as a loop that never ends."""
 
-    def __init__(self, arch: str = "sm_80", checks: bool = True, threads: int | None = None):
-        self.arch, self.checks, self.threads = arch, checks, threads
+    def __init__(
+        self, arch: str = "sm_80", checks: bool = True, threads: int | None = None, *, patience: int = 1 << 29
+    ):
+        self.arch, self.checks, self.threads, self.patience = arch, checks, threads, patience
         self.memory = Memory()
         self._texts: dict[tuple[object, ...], str] = {}
         self._modules: dict[str, tuple[Module, dict[str, Allocation]]] = {}
@@ -108,7 +112,7 @@ class Interpreter:
             variables = {}
             for variable in module.memory:
                 host = np.frombuffer(bytearray(variable.initial or bytes(variable.size)), np.uint8)
-                variables[variable.name] = self.memory.allocate(host, None)
+                variables[variable.name] = self.memory.allocate(host, None, read_only=variable.constant)
             self._modules[ptx] = module, variables
         module, variables = self._modules[ptx]
         if (ptx, name) not in self._kernels:
@@ -141,7 +145,7 @@ class Interpreter:
             results.append(
                 machine.run(
                     program.code.view(np.uint8), program.targets, constants, table.view(np.uint8),
-                    np.array(shape, np.int32), shared_size, program.local, state,
+                    np.array(shape, np.int32), self.patience, shared_size, program.local, state,
                 )
             )  # fmt: skip
 

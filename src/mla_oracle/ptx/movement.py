@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mla_oracle.ptx._opcodes import Atomic, Op, Space
 from mla_oracle.ptx.operations import handles, typed, unsupported
-from mla_oracle.ptx.parser import SIZES, Address, Pair, Statement
+from mla_oracle.ptx.syntax import SIZES, Address, Pair, Statement
 
 if TYPE_CHECKING:
     from mla_oracle.ptx.assembler import Assembler

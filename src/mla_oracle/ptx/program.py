@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mla_oracle.arrays import Array
-from mla_oracle.ptx.parser import Source, Variable
+from mla_oracle.ptx.syntax import Source, Variable
 
 OPERANDS = 16
 _FIELDS = "op kind flags guard negated results width size count line second unused"
