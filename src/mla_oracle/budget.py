@@ -146,7 +146,7 @@ def _budget(
     samples = [_sample(parts, FINE_WORK if kernel.step else WORK, rng) for kernel in kernels]
 
     seen = _Seen()
-    found = [np.zeros((parts.count, parts.rows, *more)) for more in ((parts.width,), (), (), (), ())]
+    found = [np.zeros((parts.count, parts.rows, *more)) for more in ((parts.width,), *[()] * 5)]
     whole = Noise(*found)
     for i in range(parts.count):
         part = parts.open(i)
@@ -210,11 +210,12 @@ class _Seen:
         kind = np.concatenate([np.zeros(0, kinds.dtype), *self.kind])
         V = max(1, noise.out.shape[-1])
         # Few independent errors may all be large: roundings of the weights that count and of the columns LONE times
-        # their RMS, scores of the keys that count, themselves sums of many, MANY times.
+        # their RMS, scores of the keys that count and the sum of the weights, themselves sums of many, MANY times.
         parts: list[tuple[Array, float, Any]] = [
             (noise.of_weights, LONE, np.sqrt(noise.keys)),
             (noise.of_scores, MANY, np.sqrt(noise.keys)),
-            (1 - noise.of_weights - noise.of_scores, LONE, math.sqrt(V)),
+            (noise.of_total, MANY, 1.0),
+            (1 - noise.of_weights - noise.of_scores - noise.of_total, LONE, math.sqrt(V)),
         ]
         lone = np.sqrt(sum(share * np.square(1 + (most - 1) / root) for share, most, root in parts))
         found = {}

@@ -43,6 +43,7 @@ class Noise(NamedTuple):
     keys: Array  # [N] how many equal weights are as spread as the row's: 1 / sum p^2
     of_weights: Array  # [N] the part of out's mean square that the weights' own roundings make
     of_scores: Array  # [N] the part that errors of the scores make
+    of_total: Array  # [N] the part that the error of the weights' sum makes, which every column has
 
 
 class Weights(NamedTuple):
@@ -72,7 +73,7 @@ def noise(
     partials = 0.0 if numerics.partials == "f32" else RMS * UNIT[numerics.partials]
     of_sums = math.hypot(sums, partials, of_values, 4 * UNIT["f32"])
 
-    found = Noise(np.zeros_like(out), *(np.full(len(out), x) for x in (0.0, 1.0, 0.0, 0.0)))
+    found = Noise(np.zeros_like(out), *(np.full(len(out), x) for x in (0.0, 1.0, 0.0, 0.0, 0.0)))
     measured = np.flatnonzero(np.isfinite(lse) & (problem.visible > 0))
     size = max(1, BLOCK // max(n, 1))
     for i in range(0, len(measured), size):
@@ -93,7 +94,8 @@ def noise(
         of_scores, spread = both.reshape(2, -1, V).astype(np.float64) * largest**2
         all_values = values.sum(axis=0, dtype=np.float64) * largest**2
         of_own = own[:, None] * spread + np.square(step)[:, None] * all_values
-        squared = of_own + of_scores + of_sums**2 * (np.square(w) + spread)
+        of_total = np.square(walk("f32", n) * w)
+        squared = of_own + of_scores + of_total + of_sums**2 * (np.square(w) + spread)
         squared += np.square(spacing(w, numerics.out) * UNIFORM)
         tail = n * SMALLEST["f32"] * largest  # weights flushed to zero
         found.out[rows] = np.where(finite, np.sqrt(squared) + tail, 0.0)
@@ -106,9 +108,9 @@ def noise(
             of_lse += np.square(step * n / 4) + sums**2
         found.lse[rows] = np.sqrt(of_lse * unit**2 + np.square(spacing(lse[rows], numerics.lse) * UNIFORM))
         found.keys[rows] = 1 / np.maximum(spread_over, 1e-30)
-        found.of_weights[rows], found.of_scores[rows] = (
-            part.sum(axis=-1) / squared.sum(axis=-1) for part in (of_own, of_scores)
-        )
+        parts = (of_own, of_scores, of_total)
+        for share, part in zip((found.of_weights, found.of_scores, found.of_total), parts, strict=True):
+            share[rows] = part.sum(axis=-1) / squared.sum(axis=-1)
     return found
 
 

@@ -156,7 +156,8 @@ class Head:
         extra = np.where(found.out > 0, size * of_latent, 0.0)
         whole = np.hypot(found.out, extra)
         kept = np.square(found.out).sum(-1) / np.maximum(np.square(whole).sum(-1), 1e-300)
-        return found._replace(out=whole, of_weights=found.of_weights * kept, of_scores=found.of_scores * kept)
+        shares = {name: getattr(found, name) * kept for name in ("of_weights", "of_scores", "of_total")}
+        return found._replace(out=whole, **shares)
 
     def array(self, name: str) -> Array:
         """The tensor `name` of this head, f32 in the dtype it is multiplied in."""
