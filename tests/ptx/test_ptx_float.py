@@ -8,7 +8,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from snippets import evaluate, one
+from snippets import one
 
 INF, NAN = float("inf"), float("nan")
 TINY, SUB, MAX = 2.0**-126, 2.0**-149, float(np.finfo(np.float32).max)
@@ -369,15 +369,19 @@ def test_cvt_between_floats():
     assert one("cvt.f64.f32 x, a;", np.float64, a=floats([0.1])).tolist() == [float(np.float32(0.1))]
 
 
-def test_results_come_from_every_build(monkeypatch):
-    """The two builds of the machine give the same bits."""
+@pytest.mark.parametrize("build", ["_machine", "_machine_v3"])
+def test_every_build_gives_the_same_bits(build, monkeypatch):
+    """What rounds, in each direction, and an exponential: against the exact results."""
     from mla_oracle.ptx import interpreter
 
-    a, b = pairs()
-    body = "fma.rn.f32 r1, a, b, a; mul.rz.f32 r2, r1, b; ex2.approx.f32 r3, r2; add.f32 x, r3, r1;"
-    results = []
-    for name in ("_machine", "_machine_v3"):
-        module = pytest.importorskip(f"mla_oracle.ptx.{name}")
-        monkeypatch.setattr(interpreter, "_machine", lambda module=module: module)
-        results.append(evaluate(body, out={"x": np.uint32}, a=a, b=b)["x"].tolist())
-    assert results[0] == results[1]
+    module = pytest.importorskip(f"mla_oracle.ptx.{build}")
+    monkeypatch.setattr(interpreter, "_machine", lambda: module)
+    a, b = pairs([1.0, -1.0, 0.1, 3.3, 2.0**-30, 1e20, TINY, SUB])
+    for mode in ("rn", "rz", "rm", "rp"):
+        got = one(f"fma.{mode}.f32 x, a, b, 0f3E99999A;", np.float32, a=a, b=b)
+        third = Fraction(float(np.float32(0.3)))
+        same(got, [rounded(Fraction(float(p)) * Fraction(float(q)) + third, mode) for p, q in zip(a, b, strict=True)])
+    same(one("cvt.rmi.f32.f32 x, a;", np.float32, a=a), np.floor(a))
+    same(one("cvt.rpi.f32.f32 x, a;", np.float32, a=a), np.ceil(a))
+    c = floats([0.5, -3.25, 20.0, -126.5])
+    same(one("ex2.approx.f32 x, a;", np.float32, a=c), np.exp2(c.astype(np.float64)))

@@ -51,6 +51,8 @@ cdef inline void compute(Block* b, const Instr* i, const uint32_t* mask, bint al
     cdef uint8_t* args[4]
     cdef uint8_t* out
     cdef int k, flags = i.flags if i.op > LAST_INTEGER else 0
+    # Conversions other than these round by themselves, and may build on rounding to nearest.
+    cdef int mode = flags & ROUNDING if i.op < LAST_FLOAT or i.op in (CVT_F32_F64, CVT_FLOAT_INT) else NEAREST
     for k in range(4):
         args[k] = sized(b, i.operand[1 + k], i.size) if k == 0 else sized(b, i.operand[1 + k], argument_width(i, k))
     if flags & FLUSH:
@@ -62,13 +64,13 @@ cdef inline void compute(Block* b, const Instr* i, const uint32_t* mask, bint al
     if i.op < LAST_INTEGER:
         integer(i, out, args, b.n)
     else:
-        if flags & ROUNDING:
-            set_rounding(flags & ROUNDING)
+        if mode != NEAREST:
+            set_rounding(mode)
         if i.op < LAST_FLOAT:
             floating(i, out, args, b.n)
         else:
             convert(i, out, args, b.n)
-        if flags & ROUNDING:
+        if mode != NEAREST:
             set_rounding(NEAREST)
         if flags & FLUSH and not (EQ_F32 <= i.op <= NUM_F64):
             flush(<uint32_t*>out, <uint32_t*>out, b.n * i.count)
