@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How mma.sync m16n8k16 adds, found out by products made for it.
+
+    whole numbers       every sum is exact, so that every element must be right, bit for bit
+    bound               random products: within what the kernels' bounds take, 18 cuts of 2^-23 of all that is added
+    last bits           a sum between two f32: to the nearest one, or cut off; how many further bits an addend keeps
+    order               large numbers cancel, and which of sixteen small ones outlive them tells who is added when
+    model               the block width, further bits and rounding that give the most bits of random products
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mla_oracle import dtypes
+from mla_oracle.arrays import Array
+from mla_oracle.gpu.check.report import Finding
+from mla_oracle.gpu.machine import Machine
+
+FILE = "check/instructions.cu"
+K = 16
+EPS = 2.0**-23
+CUTS = 18  # 16 products, c, and the sum: what gpu.paged counts
+SMALL = 2.0**-20  # beside LARGE it is lost in any accumulator
+LARGE = 2.0**30
+
+
+def findings(machine: Machine, reference: Machine) -> Iterator[Finding]:
+    for dtype in ("f16", "bf16"):
+        name = f"mma.m16n8k16.{dtype}"
+        yield whole_numbers(machine, dtype, f"{name} whole numbers")
+        yield random_products(machine, reference, dtype, f"{name} bound")
+        yield {"name": f"{name} last bits", "ok": None, **last_bits(machine, dtype)}
+        yield {"name": f"{name} order", "ok": None, **order(machine, dtype)}
+        yield {"name": f"{name} model", "ok": None, **model(machine, dtype)}
+
+
+def multiply(machine: Machine, dtype: str, a: Array, b: Array, c: Array) -> Array:
+    """d [T, 16, 8] f32 = c + a b of a [T, 16, 16], b [T, 16, 8] and c [T, 16, 8], a product to a warp.
+
+    PTX ISA, "Warp-level matrix instructions": lane 4 g + t holds of a the pairs at column 2t and 2t + 8 of rows g and
+    g + 8, of b those at rows 2t and 2t + 8 of column g, of c and d those at column 2t of rows g and g + 8.
+    """
+    T = len(a)
+    stored = dtypes.dtype(dtype)
+    a = np.ascontiguousarray(a.astype(stored)).view(np.uint32).reshape(T, 2, 8, 2, 4).transpose(0, 2, 4, 3, 1)
+    b = np.ascontiguousarray(b.astype(stored).transpose(0, 2, 1)).view(np.uint32).reshape(T, 8, 2, 4)
+    b = np.concatenate([b.transpose(0, 1, 3, 2), np.zeros((T, 8, 4, 2), np.uint32)], axis=3)
+    c = np.ascontiguousarray(c, np.float32).view(np.uint32).reshape(T, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4)
+    d = machine.empty((T, 8, 4, 2, 2), np.uint32)
+    words = [machine.upload(np.ascontiguousarray(x).reshape(T, 32, 4)) for x in (a, b, c)]
+    machine.launch(machine.kernel(FILE, f"mma_m16n8k16_{dtype}"), (T, 1, 1), (32, 1, 1), 0, *words, d)
+    whole = machine.download(d).transpose(0, 3, 1, 2, 4)
+    return np.ascontiguousarray(whole).reshape(T, 16, 8).view(np.float32)
+
+
+def dot(machine: Machine, dtype: str, c: Any, pairs: Any) -> Array:
+    """[T] f32: c [T] plus the products of pairs [T, 16, 2], each alone in its product."""
+    pairs = np.asarray(pairs, np.float64)
+    a, b = np.zeros((len(pairs), 16, K)), np.zeros((len(pairs), K, 8))
+    a[:, 0], b[:, :, 0] = pairs[..., 0], pairs[..., 1]
+    first = np.zeros((len(pairs), 16, 8), np.float32)
+    first[:, 0, 0] = c
+    return multiply(machine, dtype, a, b, first)[:, 0, 0]
+
+
+def whole_numbers(machine: Machine, dtype: str, name: str) -> Finding:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-128, 128, (64, 16, K)), rng.integers(-128, 128, (64, K, 8))
+    c = rng.integers(-(1 << 20), 1 << 20, (64, 16, 8)).astype(np.float32)
+    differ = int((multiply(machine, dtype, a, b, c) != c + a @ b).sum())
+    found: Finding = {"name": name, "ok": differ == 0, "n": c.size, "differ": differ}
+    return found | ({"reason": f"{differ} of {c.size} elements are wrong"} if differ else {})
+
+
+def samples(dtype: str, T: int = 32) -> tuple[Array, Array, Array]:
+    """a, b, c as stored, f64: normal products, some of them much larger than others, under sums of many sizes."""
+    rng = np.random.default_rng(1)
+    stored = dtypes.dtype(dtype)
+    sizes = (2.0 ** rng.integers(-6, 7, (T, 16, K)), 2.0 ** rng.integers(-2, 3, (T, K, 8)), 2.0 ** rng.integers(-8, 9, (T, 16, 8)))
+    a, b, c = (rng.standard_normal(size.shape) * size for size in sizes)
+    return a.astype(stored).astype(np.float64), b.astype(stored).astype(np.float64), c.astype(np.float32).astype(np.float64)
+
+
+def random_products(machine: Machine, reference: Machine, dtype: str, name: str) -> Finding:
+    """Errors in units of 2^-23 of what is added, and how far from the interpreter's fused additions in turn."""
+    a, b, c = samples(dtype)
+    got, model = (multiply(where, dtype, a, b, c).astype(np.float64) for where in (machine, reference))
+    added = np.abs(c) + np.abs(a) @ np.abs(b)
+    units = np.abs(got - (c + a @ b)) / (EPS * added)
+    worst = float(units.max())
+    return {
+        "name": name,
+        "ok": worst <= CUTS,
+        "n": got.size,
+        "differ": int((got != model).sum()),
+        "worst_cuts": round(worst, 3),
+        "mean_cuts": round(float(units.mean()), 4),
+        "towards_zero": round(float((np.abs(got) < np.abs(c + a @ b)).mean()), 3),
+        **({"reason": f"an element is off by {worst:.1f} units of 2^-23, expected at most {CUTS}"} if worst > CUTS else {}),
+    }
+
+
+def last_bits(machine: Machine, dtype: str) -> dict[str, Any]:
+    """`rounding` of a sum, and the further bits that an addend keeps beyond the 24 of the largest one."""
+    one, none = (1.0, 1.0), (0.0, 0.0)
+    step = (2.0**-11, 2.0**-12)  # their product is the last bit of 1
+    three_quarters = (1.5 * 2.0**-11, 2.0**-13)
+    above = dot(machine, dtype, [1, -1], [[three_quarters, *[none] * 15], [(-three_quarters[0], three_quarters[1]), *[none] * 15]])
+    # 1 + 3/4 of its last bit: up if to the nearest, else cut off; of -1 likewise, or down.
+    up, down = above[0] > 1, above[1] < -1
+    rounding = {(True, True): "to nearest", (False, False): "towards zero", (False, True): "down", (True, False): "up"}
+    kept = 0
+    for bits in range(1, 11):
+        # 1 + (1 - 2^-bits) + 2^-bits of the last bit: it comes about only if both addends are kept whole.
+        most, rest = (2.0**-11 * (1 - 2.0**-bits), 2.0**-12), (2.0**-11 * 2.0**-bits, 2.0**-12)
+        if dtype == "bf16" and bits > 8:
+            break
+        half = (2.0**-11, 2.0**-13)
+        pairs = [[most, rest, *[none] * 14], [rest, most, *[none] * 14]]
+        if rounding[bool(up), bool(down)] == "to nearest":  # the last bit would come of the larger one alone
+            pairs = [[half, *[(half[0], half[1] * 2.0**-bits)] * 1, *[none] * 14]] * 2
+        if (dot(machine, dtype, [1, 1], pairs) > 1).all():
+            kept = bits
+        else:
+            break
+    edge = dot(machine, dtype, [2.0**-149, -0.0, 0.0, np.inf], [[none] * 16, [(-0.0, 1.0)] * 16, [one, (-1.0, 1.0), *[none] * 14], [(-np.inf, 1.0), *[none] * 15]])
+    tiny = dot(machine, dtype, [0], [[(2.0**-14, 2.0**-14), *[none] * 15]])
+    return {
+        "rounding": rounding[bool(up), bool(down)],
+        "further_bits": kept,
+        "one_plus_last_bit": bool(dot(machine, dtype, [1], [[step, *[none] * 15]])[0] > 1),
+        "subnormal_c_kept": bool(edge[0] == 2.0**-149),
+        "small_product_kept": bool(tiny[0] == 2.0**-28),
+        "minus_zero": bool(np.signbit(edge[1])),
+        "nan": f"{int(edge[3:].view(np.uint32)[0]):#010x}",
+    }
+
+
+def order(machine: Machine, dtype: str) -> dict[str, Any]:
+    """The block width w at which products are added together, blocks in ascending order, c with the first; or None.
+
+    Products i and j are LARGE and -LARGE, the rest are SMALL: in such an order the blocks after the later one of both
+    outlive them. `outliving` has a count for each i < j, and for c and j, wherever no width explains them all.
+    """
+    cases = list(itertools.combinations(range(-1, K), 2))  # -1 is c
+    large, small = (2.0**15, 2.0**15), (2.0**-10, 2.0**-10)
+    pairs = np.array([[small] * K for _ in cases])
+    c = np.zeros(len(cases))
+    for index, (i, j) in enumerate(cases):
+        pairs[index, j] = (-large[0], large[1])
+        if i < 0:
+            c[index] = LARGE
+        else:
+            pairs[index, i] = large
+    counts = dot(machine, dtype, c, pairs).astype(np.float64) / SMALL
+    for width in (1, 2, 4, 8, 16):
+        if all(count == K - width * (j // width + 1) for (_, j), count in zip(cases, counts, strict=True)):
+            return {"block_width": width}
+    return {"block_width": None, "outliving": {f"{i},{j}": float(n) for (i, j), n in zip(cases, counts, strict=True)}}
+
+
+def model(machine: Machine, dtype: str) -> dict[str, Any]:
+    """The three models that give the most elements of random products bit for bit, and what share."""
+    a, b, c = samples(dtype, 8)
+    got = multiply(machine, dtype, a, b, c)
+    shares = []
+    for width, bits, by, cut in itertools.product((1, 4, 8, 16), (0, 1, 2, 3, None), ("value", "exponents"), (True, False)):
+        if bits is None and by == "exponents":
+            continue  # nothing is cut off before the end
+        share = float((emulate(a, b, c, width, bits, by, cut) == got).mean())
+        shares.append((share, {"width": width, "further_bits": bits, "aligned_by": by, "end": "cut" if cut else "nearest"}))
+    shares.sort(key=lambda item: -item[0])
+    return {"best": [{"share": round(share, 4), **what} for share, what in shares[:3]]}
+
+
+def emulate(a: Array, b: Array, c: Array, width: int, bits: int | None, by: str, cut: bool) -> Array:
+    """[T, 16, 8] f32: blocks of `width` products and the sum so far, each addend cut at `bits` beyond the 24 of the
+    largest, by its value's or its factors' exponents; their sum cut to f32 or rounded to the nearest."""
+    products = a[:, :, None, :] * b.transpose(0, 2, 1)[:, None]  # [T, 16, 8, 16]
+    powers = np.frexp(a)[1][:, :, None, :] + np.frexp(b)[1].transpose(0, 2, 1)[:, None] - 1
+    powers = np.where(products == 0, -1000, powers if by == "exponents" else np.frexp(products)[1])
+    total = c
+    for first in range(0, K, width):
+        addends = np.concatenate([total[..., None], products[..., first : first + width]], axis=-1)
+        if bits is not None:
+            own = np.where(total == 0, -1000, np.frexp(total)[1])[..., None]
+            power = np.concatenate([own, powers[..., first : first + width]], axis=-1).max(-1, keepdims=True)
+            quantum = np.ldexp(1.0, power - 24 - bits)
+            addends = np.trunc(addends / quantum) * quantum
+        total = addends.sum(-1)
+        if cut:
+            quantum = np.ldexp(1.0, np.frexp(total)[1] - 24)
+            total = np.trunc(total / quantum) * quantum
+        total = total.astype(np.float32).astype(np.float64)
+    return total.astype(np.float32)
