@@ -192,3 +192,34 @@ def test_a_device_that_is_not_there_is_refused(on_fake: Script) -> None:
         "InputError device is -1, expected 0 to 1",
         "sm_90",
     ]
+
+
+def test_events_are_recorded_on_the_devices_stream_timed_and_given_back(on_fake: Script) -> None:
+    script = """
+device = Device(0, stream=0x70)
+begin, end = device.record(), device.record()
+print(device.milliseconds(begin, end))
+del begin, end
+"""
+    ran = on_fake(HEAD + script)
+    assert ran.stdout == "1.5\n", ran.stderr
+    assert [call for call in ran.calls if call[0].startswith("cuEvent")] == [
+        ["cuEventCreate", "0"],
+        ["cuEventRecord", "0xe0", "0x70"],
+        ["cuEventCreate", "0"],
+        ["cuEventRecord", "0xe0", "0x70"],
+        ["cuEventSynchronize", "0xe0"],
+        ["cuEventElapsedTime", "0xe0", "0xe0"],
+        ["cuEventDestroy", "0xe0"],
+        ["cuEventDestroy", "0xe0"],
+    ]
+
+
+def test_a_fault_before_an_event_shows_where_it_is_waited_for(on_fake: Script) -> None:
+    script = """
+device = Device(0)
+begin, end = device.record(), device.record()
+refused(lambda: device.milliseconds(begin, end))
+"""
+    ran = on_fake(HEAD + script, FAIL="cuEventSynchronize=700")
+    assert ran.stdout.startswith("DriverError cuEventSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS while waiting"), ran.stderr

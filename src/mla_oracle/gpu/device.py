@@ -14,7 +14,7 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -147,6 +147,23 @@ class Device:
         with self._current():
             self._call(f"waiting for device {self.ordinal}", "cuStreamSynchronize", self.stream)
 
+    def record(self) -> Event:
+        """What happens once everything queued so far is done; see `milliseconds`."""
+        with self._current():
+            event = Event(self, self._call("making an event", "cuEventCreate", 0))
+            self._call("recording an event", "cuEventRecord", event.handle, self.stream)
+        return event
+
+    def milliseconds(self, begin: Event, end: Event) -> float:
+        """The time from one event to a later one, which is waited for."""
+        with self._current():
+            self._call(f"waiting for an event of device {self.ordinal}", "cuEventSynchronize", end.handle)
+            return float(self._call("timing two events", "cuEventElapsedTime", begin.handle, end.handle))
+
+    def attribute(self, name: str) -> int:
+        """The device attribute CU_DEVICE_ATTRIBUTE_`name`, as "MULTIPROCESSOR_COUNT"."""
+        return driver.attribute(driver.call(f"asking {name}", "cuDeviceGet", self.ordinal), name)
+
     def _allow(self, kernel: Function, smem: int) -> None:
         most = self._primary.most_smem - kernel.static_smem
         if smem > most:
@@ -172,6 +189,10 @@ class Device:
         name, where = ("cuMemFreeAsync", (self.stream,)) if self._primary.pools else ("cuMemFree", ())
         with self._current():
             self._call(f"giving memory back to device {self.ordinal}", name, base, *where)
+
+    def _destroy(self, event: Any) -> None:
+        with self._current():
+            self._call("giving an event back", "cuEventDestroy", event)
 
     def _borrow(self, array: DeviceArray) -> DeviceArray:
         if array.ordinal != self.ordinal:
@@ -206,6 +227,17 @@ class Device:
             raise driver.DriverError(f"{error}{f'; launched last: {self._last}' if self._last else ''}") from None
 
 
+class Event:
+    """A point in a device's stream."""
+
+    def __init__(self, device: Device, handle: Any) -> None:
+        self.device = device
+        self.handle = handle
+
+    def __del__(self) -> None:
+        _give_back(self.device, lambda: self.device._destroy(self.handle))
+
+
 class _Memory:
     """Device memory that is given back with its last buffer."""
 
@@ -214,13 +246,17 @@ class _Memory:
         self.base = base
 
     def __del__(self) -> None:
-        failed = self.device._primary.failed
-        try:
-            if not sys.is_finalizing():
-                self.device._free(self.base)
-        except driver.DriverError:
-            if not failed:  # after a fault the driver answers everything with that fault
-                raise
+        _give_back(self.device, lambda: self.device._free(self.base))
+
+
+def _give_back(device: Device, call: Callable[[], None]) -> None:
+    failed = device._primary.failed
+    try:
+        if not sys.is_finalizing():
+            call()
+    except driver.DriverError:
+        if not failed:  # after a fault the driver answers everything with that fault
+            raise
 
 
 @dataclass(eq=False)

@@ -18,6 +18,9 @@ FLOATS = ("f16", "bf16")
 ALIGNED = 16  # bytes of a copy, and elements of a step of a product
 WIDEST_VALUE = 512  # what the registers of a block hold of 64 rows
 WARP, KEY_WARPS = 32, 4  # as in cuda/paged_mma.cu
+# Keys for each row of a block whose bytes are what the block moves beside them: a query, a partial state of twice as
+# many bytes, and that state again where it is combined.
+START = 4
 
 
 def tile(arch: str) -> tuple[int, int]:
@@ -69,6 +72,25 @@ def launch(machine: Machine, q: Buffer, kv_cache: Buffer, *args: Buffer | np.gen
         *args,
     )
     return name
+
+
+def split_keys(B: int, queries: int, longest: int, arch: str, multiprocessors: int) -> int:
+    """Keys of a split that keep `multiprocessors` busy with B requests of `queries` = T x H rows: decode's split_keys.
+
+    It is the same for the same arguments, but it is not decode's default: with it, bits depend on the batch and on the
+    machine. A multiprocessor has one block at a time, so blocks run in waves, and a block takes as long as its keys and
+    START more for its own queries and partial states. The least sum over the waves wins; of equals, the fewest splits.
+    """
+    rows, keys = tile(arch)
+    groups = B * -(-queries // rows)
+    most = max(1, -(-longest // keys))
+
+    def cost(size: int) -> tuple[int, int]:
+        splits = max(1, -(-longest // size))
+        waves = -(-groups * splits // multiprocessors)
+        return waves * (size + START * rows), splits
+
+    return min({keys * -(-most // splits) for splits in range(1, most + 1)}, key=cost)
 
 
 def shared_bytes(D: int, rows: int, keys: int) -> int:

@@ -213,6 +213,17 @@ static Status cuEventDestroy(Handle event) {
     return OK;
 }
 
+static Status cuEventSynchronize(Handle event) {
+    CALL("cuEventSynchronize %p\n", event);
+    return OK;
+}
+
+static Status cuEventElapsedTime(float *milliseconds, Handle begin, Handle end) {
+    CALL("cuEventElapsedTime %p %p\n", begin, end);
+    *milliseconds = 1.5f;
+    return OK;
+}
+
 static Status cuPointerGetAttribute(void *value, int which, Pointer pointer) {
     CALL("cuPointerGetAttribute %d\n", which);
     if (pointer < 4096) return INVALID_VALUE;
@@ -241,8 +252,8 @@ static const struct { const char *name; void *function; } table[] = {
     ENTRY(cuCtxPopCurrent), ENTRY(cuModuleLoadData), ENTRY(cuModuleGetFunction), ENTRY(cuFuncGetAttribute),
     ENTRY(cuFuncSetAttribute), ENTRY(cuMemAlloc), ENTRY(cuMemAllocAsync), ENTRY(cuMemFree), ENTRY(cuMemFreeAsync),
     ENTRY(cuMemcpyHtoDAsync), ENTRY(cuMemcpyDtoHAsync), ENTRY(cuStreamSynchronize), ENTRY(cuStreamWaitEvent),
-    ENTRY(cuEventCreate), ENTRY(cuEventRecord), ENTRY(cuEventDestroy), ENTRY(cuPointerGetAttribute),
-    ENTRY(cuLaunchKernel),
+    ENTRY(cuEventCreate), ENTRY(cuEventRecord), ENTRY(cuEventDestroy), ENTRY(cuEventSynchronize),
+    ENTRY(cuEventElapsedTime), ENTRY(cuPointerGetAttribute), ENTRY(cuLaunchKernel),
 };
 
 // The one way in: cuda.bindings asks it for every other function.

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every form, dtype and kernel on cases of many shapes, twice: the package's own verdict, and the same bits again.
+
+A case is its id (`mla-oracle explain ID` says what it is). The verdict's budget is made for what the kernel that ran
+rounds: on tensor cores weights in the cache's dtype, in the scalar kernels nothing below f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mla_oracle import compare, dtypes, generate, oracle
+from mla_oracle.arrays import Array
+from mla_oracle.cases import Case, PagedCase
+from mla_oracle.errors import OracleError
+from mla_oracle.gpu import forms
+from mla_oracle.gpu.check import absorbed_ends
+from mla_oracle.gpu.check.part import Bench
+from mla_oracle.gpu.check.report import Finding
+from mla_oracle.gpu.driver import DriverError
+
+EPS = 2.0**-23
+LOG2E = 1.4426950408889634
+SCALAR = {"p": "f32", "score_accumulator": "f32", "value_accumulator": "f32"}
+
+SHAPES = (  # of paged cases, rows multiples of 16 so that both kernels take them; the second: keys of a split
+    ("heads=1,row=16,value=16,scale=0.125,lens=1,block=1", 64),
+    ("heads=3,row=48,value=32,scale=0.125,lens=0+1+31+32+33+63+64+65+130,block=16", 64),
+    ("heads=20,row=80,value=64,scale=0.125,lens=130+0+61,tokens=2,block=61", 128),
+    ("heads=16,row=80,value=64,scale=0.125,lens=70+5,tokens=4,causal=false,block=64,lse_base=2", 64),
+    ("heads=5,row=64,value=48,scale=0.125,lens=200,block=64,inputs=peaked", 64),
+    ("heads=5,row=64,value=48,scale=0.125,lens=200,block=64,inputs=rising", 64),
+)
+ODD = "heads=3,row=33,value=17,scale=0.125,lens=70+1,tokens=2,block=16"  # for the scalar kernels alone
+LARGE_SHAPES = (
+    ("geometry=deepseek-v3,lens=1+63+64+65+1000+4096", 512),
+    ("geometry=glm-5.2,lens=8192+777,inputs=peaked", 1024),
+    ("geometry=glm-5.3-flash,lens=511+512+513,tokens=2", 128),
+    ("geometry=minicpm3,lens=1000x4,inputs=tailed", 512),
+    ("geometry=deepseek-v3,heads=4,lens=16384,tokens=4", 4096),
+    ("geometry=deepseek-v2-lite,lens=1024x8", 512),
+)
+DENSE = (
+    "heads=1,nope=1,rope=2,value=1,rank=1,cached=1",
+    "heads=3,nope=13,rope=6,value=9,rank=33,queries=3,cached=70",
+    "heads=4,nope=24,rope=8,value=32,rank=64,queries=5,cached=40",
+)
+LARGE_DENSE = ("geometry=deepseek-v2-lite,cached=1000,queries=2", "geometry=glm-5.2,heads=8,cached=700")
+OTHERS = (
+    "merge:states=1,rows=3,heads=2,value=5", "merge:states=7,rows=5,heads=8,value=130,lse_base=2",
+    "rope:heads=3,rope=8,pairing=interleaved,base=10000", "rope:heads=3,rope=64,pairing=neox,base=10000,angles=power", "rope:geometry=deepseek-v3,heads=4",
+    "append:rank=150,rope=3", "append:geometry=deepseek-v3,tokens=30",
+)  # fmt: skip
+KINDS = {"naive": ("f32",), "absorbed": ("f32", "bf16")}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case, and for paged ones which kernel runs with which splits."""
+
+    id: str
+    kernel: str | None = None
+    split_keys: int = 512
+
+    def __str__(self) -> str:
+        return f"{self.id} ({self.kernel}, splits of {self.split_keys})" if self.kernel else self.id
+
+
+def trials(small: bool) -> list[Trial]:
+    """`small`: those that the interpreter does in seconds."""
+    kinds = [(dtype, kernel) for dtype in ("f32", "f16", "bf16") for kernel in ("scalar", "mma")]
+    kinds.remove(("f32", "mma"))
+    chosen = [Trial(f"paged:{shape},dtype={kind[0]}", kind[1], split) for shape, split in SHAPES for kind in kinds]
+    chosen += [Trial(f"paged:{ODD},dtype={dtype}", "scalar", 32) for dtype in ("f32", "f16", "bf16")]
+    dense = DENSE if small else DENSE + LARGE_DENSE
+    chosen += [Trial(f"{kind}:{shape},dtype={dtype}") for kind in KINDS for dtype in KINDS[kind] for shape in dense]
+    chosen += [Trial(f"{other},dtype={dtype}") for other in OTHERS for dtype in ("f32", "f16", "bf16")]
+    if not small:
+        kinds = [("bf16", "mma"), ("bf16", "scalar"), ("f16", "mma")]
+        chosen += [Trial(f"paged:{shape},dtype={d}", kernel, split) for shape, split in LARGE_SHAPES for d, kernel in kinds]
+    return chosen
+
+
+def findings(bench: Bench) -> Iterator[Finding]:
+    for trial in trials(bench.small):
+        try:
+            yield judge(bench, trial)
+        except OracleError as error:
+            yield {"name": str(trial), "ok": False, "reason": str(error)}
+            if isinstance(error, DriverError):  # nothing runs in this process any more
+                raise
+    for dtype in ("f16", "bf16"):
+        for end in ("query", "project"):
+            yield judge_end(bench, end, dtype, (3, 2, 40, 24, 16, 72) if bench.small else (130, 16, 128, 128, 64, 512))
+
+
+def judge(bench: Bench, trial: Trial) -> Finding:
+    case = generate(trial.id)
+    truth = oracle.expected(case, precision="f64")
+    results = run(bench, case, trial)
+    again = run(bench, case, trial)
+    numerics = SCALAR if trial.kernel == "scalar" else None
+    verdict = compare.check(case, results, truth, numerics=numerics)
+    same = all(results[name].tobytes() == again[name].tobytes() for name in results)
+    reason = "" if verdict.passed else verdict.reason
+    if not same:
+        reason = f"two runs differ in their bits{'; ' if reason else ''}{reason}"
+    figures = verdict.figures[case.results[0]]
+    found: Finding = {"name": str(trial), "ok": verdict.passed and same, "units": figures.units}
+    return found | {"max_abs_error": figures.max_abs_error} | ({"reason": reason} if reason else {})
+
+
+def run(bench: Bench, case: Case, trial: Trial) -> dict[str, Array]:
+    """The results of the case from the machine."""
+    if not isinstance(case, PagedCase):
+        return oracle.expected(case, precision="f32", backend=bench.backend)
+    q = case.q if case.q.ndim == 4 else case.q[:, None]
+    out, lse = np.empty((*q.shape[:3], case.head_dim_v), np.float32), np.empty(q.shape[:3], np.float32)
+    forms.fill(
+        forms.decode_paged, bench.machine, q, case.kv_cache, case.block_table, case.seq_lens, case.softmax_scale,
+        case.causal, 1.0 if case.lse_base == "e" else LOG2E, case.empty_lse, outputs=(out, lse),
+        split_keys=trial.split_keys, kernel=trial.kernel,
+    )  # fmt: skip
+    return {"out": out.reshape(*case.q.shape[:-1], case.head_dim_v), "lse": lse.reshape(case.q.shape[:-1])}
+
+
+def judge_end(bench: Bench, end: str, dtype: str, sizes: tuple[int, ...]) -> Finding:
+    """An end of the absorbed form on tensor cores, within the bound of absorbed_ends."""
+    T, H, P, V, R, L = sizes
+    machine, rng, stored = bench.machine, np.random.default_rng(0), dtypes.dtype(dtype)
+    step = 2.0**-8 if dtype == "bf16" else 2.0**-11
+    depth, width = (P, L) if end == "query" else (L, V)
+    x = rng.standard_normal((T, H, depth)).astype(stored if end == "query" else np.float32)
+    weight = rng.standard_normal((H, P, L) if end == "query" else (H, V, L)).astype(stored)
+    product = "thp,hpl->thl" if end == "query" else "thl,hvl->thv"
+    wide = [array.astype(np.float64) for array in (x, weight)]
+    truth, size = np.einsum(product, *wide), np.einsum(product, *map(np.abs, wide))
+    there = [forms.put(machine, array) for array in (x, weight)]
+    if end == "query":
+        q_pe = rng.standard_normal((T, H, R)).astype(stored)
+        out = machine.empty((T, H, L + R), stored)
+        absorbed_ends.query(machine, there[0], forms.put(machine, q_pe), there[1], out)
+        whole: Any = machine.download(out)
+        copied = whole[..., L:].tobytes() == q_pe.tobytes()
+        got, allowed = whole[..., :L].astype(np.float64), 1.1 * P * EPS * size + step * np.abs(truth) + 2.0**-24
+    else:
+        out = machine.empty((T, H, width), np.float32)
+        absorbed_ends.project(machine, *there, out)
+        copied = True
+        got, allowed = machine.download(out).astype(np.float64), (1.1 * L * EPS + step) * size + L * 2.0**-24
+    units = float((np.abs(got - truth) / allowed).max())
+    found: Finding = {"name": f"absorbed {end} mma {dtype} {sizes}", "ok": bool(units <= 1) and copied, "units": units}
+    return found | ({} if found["ok"] else {"reason": f"off by {units:.2f} of its bound" if copied else "q_pe is altered"})
