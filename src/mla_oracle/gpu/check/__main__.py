@@ -19,7 +19,7 @@ import argparse
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -83,7 +83,7 @@ def _about(machine: str) -> dict[str, Any]:
         "mla_oracle": metadata.version("mla-oracle"),
         "python": platform.python_version(),
         "nvrtc": ".".join(map(str, nvrtc.version())),
-        "began": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return about | (driver.describe() if machine == "cuda" else {"driver": None, "devices": []})
 

@@ -81,9 +81,10 @@ def samples(dtype: str, T: int = 32) -> tuple[Array, Array, Array]:
     """a, b, c as stored, f64: normal products, some of them much larger than others, under sums of many sizes."""
     rng = np.random.default_rng(1)
     stored = dtypes.dtype(dtype)
-    sizes = (2.0 ** rng.integers(-6, 7, (T, 16, K)), 2.0 ** rng.integers(-2, 3, (T, K, 8)), 2.0 ** rng.integers(-8, 9, (T, 16, 8)))
-    a, b, c = (rng.standard_normal(size.shape) * size for size in sizes)
-    return a.astype(stored).astype(np.float64), b.astype(stored).astype(np.float64), c.astype(np.float32).astype(np.float64)
+    powers = ((6, (T, 16, K)), (2, (T, K, 8)), (8, (T, 16, 8)))
+    a, b, c = (rng.standard_normal(shape) * 2.0 ** rng.integers(-most, most + 1, shape) for most, shape in powers)
+    a, b = a.astype(stored).astype(np.float64), b.astype(stored).astype(np.float64)
+    return a, b, c.astype(np.float32).astype(np.float64)
 
 
 def random_products(machine: Machine, reference: Machine, dtype: str, name: str) -> Finding:
@@ -93,6 +94,7 @@ def random_products(machine: Machine, reference: Machine, dtype: str, name: str)
     added = np.abs(c) + np.abs(a) @ np.abs(b)
     units = np.abs(got - (c + a @ b)) / (EPS * added)
     worst = float(units.max())
+    reason = f"an element is off by {worst:.1f} units of 2^-23, expected at most {CUTS}"
     return {
         "name": name,
         "ok": worst <= CUTS,
@@ -101,43 +103,37 @@ def random_products(machine: Machine, reference: Machine, dtype: str, name: str)
         "worst_cuts": round(worst, 3),
         "mean_cuts": round(float(units.mean()), 4),
         "towards_zero": round(float((np.abs(got) < np.abs(c + a @ b)).mean()), 3),
-        **({"reason": f"an element is off by {worst:.1f} units of 2^-23, expected at most {CUTS}"} if worst > CUTS else {}),
+        **({"reason": reason} if worst > CUTS else {}),
     }
 
 
 def last_bits(machine: Machine, dtype: str) -> dict[str, Any]:
-    """`rounding` of a sum, and the further bits that an addend keeps beyond the 24 of the largest one."""
-    one, none = (1.0, 1.0), (0.0, 0.0)
-    step = (2.0**-11, 2.0**-12)  # their product is the last bit of 1
-    three_quarters = (1.5 * 2.0**-11, 2.0**-13)
-    above = dot(machine, dtype, [1, -1], [[three_quarters, *[none] * 15], [(-three_quarters[0], three_quarters[1]), *[none] * 15]])
-    # 1 + 3/4 of its last bit: up if to the nearest, else cut off; of -1 likewise, or down.
-    up, down = above[0] > 1, above[1] < -1
+    """`rounding` of a sum, the further bits that an addend keeps beyond the 24 of the largest one, and the edges."""
+    # All, half and three quarters of the last bit of 1.
+    unit, half, quarters = (2.0**-11, 2.0**-12), (2.0**-11, 2.0**-13), (1.5 * 2.0**-11, 2.0**-13)
+
+    def total(c: float, *pairs: tuple[float, float]) -> Any:
+        return dot(machine, dtype, [c], [[*pairs, *[(0.0, 0.0)] * (K - len(pairs))]])[0]
+
+    # 1 and 3/4 of its last bit, and -1 likewise.
+    up, down = bool(total(1, quarters) > 1), bool(total(-1, (-quarters[0], quarters[1])) < -1)
     rounding = {(True, True): "to nearest", (False, False): "towards zero", (False, True): "down", (True, False): "up"}
     kept = 0
-    for bits in range(1, 11):
-        # 1 + (1 - 2^-bits) + 2^-bits of the last bit: it comes about only if both addends are kept whole.
-        most, rest = (2.0**-11 * (1 - 2.0**-bits), 2.0**-12), (2.0**-11 * 2.0**-bits, 2.0**-12)
-        if dtype == "bf16" and bits > 8:
+    for bits in range(1, 9):  # as many as a factor of bf16 has
+        # 1 - 2^-bits and 2^-bits of the last bit of 1 make it only if both are kept whole. Where sums are rounded to
+        # the nearest, it would come of the larger one alone: there, a half and 2^-bits of it lie beyond the tie.
+        part = (unit[0] * 2.0**-bits, unit[1])
+        most = (unit[0] * (1 - 2.0**-bits), unit[1]) if not up else half
+        if not (total(1, most, part) > 1 and total(1, part, most) > 1):
             break
-        half = (2.0**-11, 2.0**-13)
-        pairs = [[most, rest, *[none] * 14], [rest, most, *[none] * 14]]
-        if rounding[bool(up), bool(down)] == "to nearest":  # the last bit would come of the larger one alone
-            pairs = [[half, *[(half[0], half[1] * 2.0**-bits)] * 1, *[none] * 14]] * 2
-        if (dot(machine, dtype, [1, 1], pairs) > 1).all():
-            kept = bits
-        else:
-            break
-    edge = dot(machine, dtype, [2.0**-149, -0.0, 0.0, np.inf], [[none] * 16, [(-0.0, 1.0)] * 16, [one, (-1.0, 1.0), *[none] * 14], [(-np.inf, 1.0), *[none] * 15]])
-    tiny = dot(machine, dtype, [0], [[(2.0**-14, 2.0**-14), *[none] * 15]])
+        kept = bits
     return {
-        "rounding": rounding[bool(up), bool(down)],
+        "rounding": rounding[up, down],
         "further_bits": kept,
-        "one_plus_last_bit": bool(dot(machine, dtype, [1], [[step, *[none] * 15]])[0] > 1),
-        "subnormal_c_kept": bool(edge[0] == 2.0**-149),
-        "small_product_kept": bool(tiny[0] == 2.0**-28),
-        "minus_zero": bool(np.signbit(edge[1])),
-        "nan": f"{int(edge[3:].view(np.uint32)[0]):#010x}",
+        "last_bit_kept": bool(total(1, unit) > 1),
+        "subnormal_c_kept": bool(total(2.0**-149) == 2.0**-149),
+        "minus_zero": bool(np.signbit(total(-0.0, *[(-0.0, 1.0)] * K))),
+        "nan": f"{int(total(np.inf, (-np.inf, 1.0)).view(np.uint32)):#010x}",
     }
 
 
@@ -169,11 +165,11 @@ def model(machine: Machine, dtype: str) -> dict[str, Any]:
     a, b, c = samples(dtype, 8)
     got = multiply(machine, dtype, a, b, c)
     shares = []
-    for width, bits, by, cut in itertools.product((1, 4, 8, 16), (0, 1, 2, 3, None), ("value", "exponents"), (True, False)):
-        if bits is None and by == "exponents":
-            continue  # nothing is cut off before the end
+    aligned = [(bits, by) for bits in (0, 1, 2, 3) for by in ("value", "exponents")]
+    for width, (bits, by), cut in itertools.product((1, 4, 8, 16), [*aligned, (None, "value")], (True, False)):
         share = float((emulate(a, b, c, width, bits, by, cut) == got).mean())
-        shares.append((share, {"width": width, "further_bits": bits, "aligned_by": by, "end": "cut" if cut else "nearest"}))
+        end = "cut" if cut else "nearest"
+        shares.append((share, {"width": width, "further_bits": bits, "aligned_by": by, "end": end}))
     shares.sort(key=lambda item: -item[0])
     return {"best": [{"share": round(share, 4), **what} for share, what in shares[:3]]}
 

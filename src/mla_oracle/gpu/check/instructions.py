@@ -82,9 +82,8 @@ def compare(instruction: Instruction, words: tuple[Array, ...], got: Array, expe
     if wrong.any():
         first = int(np.argmax(wrong)) * len(words[0]) // wrong.size
         shown = [f"{int(word[first]):#010x}" for word in (*words, got, expected)]
-        finding["reason"] = (
-            f"{int(wrong.sum())} of {wrong.size} differ, first of {', '.join(shown[:3])}: {shown[3]}, expected {shown[4]}"
-        )
+        bits = f"first of {', '.join(shown[:3])}: {shown[3]}, expected {shown[4]}"
+        finding["reason"] = f"{int(wrong.sum())} of {wrong.size} differ, {bits}"
     return finding
 
 

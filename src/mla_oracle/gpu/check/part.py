@@ -55,7 +55,7 @@ def main(module: str, backend: str, seconds: str) -> int:
     bench = Bench(backend, float(seconds))
     try:
         for finding in importlib.import_module(module).findings(bench):
-            lines.write(json.dumps(finding, default=_plain) + "\n")
+            lines.write(json.dumps(_plain(finding), allow_nan=False) + "\n")
             lines.flush()
     except OracleError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -64,8 +64,13 @@ def main(module: str, backend: str, seconds: str) -> int:
 
 
 def _plain(x: Any) -> Any:
-    """numpy's numbers as Python's."""
-    return x.item()
+    """What JSON has: numpy's numbers as Python's, those that are not finite as words."""
+    if isinstance(x, dict):
+        return {key: _plain(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain(value) for value in x]
+    x = x.item() if hasattr(x, "item") else x
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
 
 
 if __name__ == "__main__":

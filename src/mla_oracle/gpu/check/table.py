@@ -55,7 +55,9 @@ def _exact(names: str, result: str, given: Operands, arch: int = 80) -> list[Ins
     return [Instruction(name, result, given, arch=arch) for name in names.split()]
 
 
-def _near(names: str, allowed: Allowed, given: Operands = operands.three_floats, result: str = "f32") -> list[Instruction]:
+def _near(
+    names: str, allowed: Allowed, given: Operands = operands.three_floats, result: str = "f32"
+) -> list[Instruction]:
     return [Instruction(name, result, given, allowed) for name in names.split()]
 
 

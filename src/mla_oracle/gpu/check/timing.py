@@ -19,13 +19,13 @@ from mla_oracle.gpu.check.workloads import Widths, Work
 
 BATCHES, HEADS, LENGTHS = (1, 32, 128), (16, 64, 128), (1024, 4096, 32768)
 SMALL = ((1, 2), (4,), (40,))
-LONGEST = 1.5  # seconds of one run: what would take longer is left out
+LONGEST = 0.5  # seconds of one run: what would take longer is left out
 RESERVE = 5.0  # seconds of the budget that are left to the end
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel, or a form whole; `make` takes those of B, H and length that it depends on. `bytes_of` is its memory."""
+    """A kernel, or a form whole. `make` takes those of B, H and length that it depends on, `size` too: its bytes."""
 
     name: str
     axes: str
@@ -61,16 +61,18 @@ def subjects(bench: Bench, limit: Limits, w: Widths) -> list[Subject]:
         scratch = lambda B, H, n: 4.0 * H * n * (w.P + w.V) + 8.0 * B * H * w.L  # noqa: E731
         return Subject(f"{form} {dtype}", "BHn", make, scratch)
 
-    rows = lambda *sizes: 64.0 * w.D * sizes[0] * (sizes[1] if len(sizes) > 1 else 1)  # noqa: E731
+    def small(dtype: str, form: str, axes: str) -> Subject:
+        make = {"merge": workloads.merge, "rope": workloads.rope, "append": workloads.append}[form]
+        return Subject(f"{form} {dtype}", axes, lambda *sizes: make(bench, w, dtype, *sizes), lambda *sizes: 0)
+
     return [
         paged("bf16", "mma"),
         paged("f16", "mma"),
         *(paged(dtype, "scalar") for dtype in ("bf16", "f16", "f32")),
         *(ends(dtype, f"{end} mma") for dtype in ("bf16", "f16") for end in ("absorb", "project")),
         *(ends(dtype, end) for dtype in ("bf16", "f32") for end in ("absorb", "project")),
-        *(Subject(f"merge {d}", "BH", lambda B, H, d=d: workloads.merge(bench, w, d, B * H), rows) for d in workloads.ITEM),
-        *(Subject(f"rope {d}", "BH", lambda B, H, d=d: workloads.rope(bench, w, d, B, H), rows) for d in workloads.ITEM),
-        *(Subject(f"append {d}", "B", lambda B, d=d: workloads.append(bench, w, d, B), rows) for d in workloads.ITEM),
+        *(small(dtype, form, "BH") for form in ("merge", "rope") for dtype in workloads.ITEM),
+        *(small(dtype, "append", "B") for dtype in workloads.ITEM),
         *(dense(dtype, "absorbed") for dtype in ("bf16", "f32")),
         dense("f32", "naive"),
     ]
@@ -109,6 +111,7 @@ def _timed(bench: Bench, limit: Limits, subject: Subject, grid: tuple[tuple[int,
             "of_copy": gbs / limit.copy,
             "of_matmul": tflops / limit.matmul,
         }
+        del work  # before the next one's inputs are made
 
 
 def _product(sizes: tuple[int, ...]) -> float:

@@ -133,8 +133,8 @@ def dense(bench: Bench, widths: Widths, dtype: str, form: str, T: int, H: int, l
     return Work(lambda _: attend(machine, *arrays, SCALE, out), operations, moved, {})
 
 
-def merge(bench: Bench, widths: Widths, dtype: str, N: int, S: int = 8) -> Work:
-    machine, V = bench.machine, widths.L
+def merge(bench: Bench, widths: Widths, dtype: str, B: int, H: int) -> Work:
+    machine, V, N, S = bench.machine, widths.L, B * H, 8
     states, lses = filled(bench, (S, N, V), dtype), filled(bench, (S, N), "f32", 2)
     out, lse = machine.empty((N, V), np.float32), machine.empty((N,), np.float32)
     run = lambda _: forms.merge(machine, states, lses, 1.0, -np.inf, -np.inf, out, lse)  # noqa: E731
@@ -143,7 +143,8 @@ def merge(bench: Bench, widths: Widths, dtype: str, N: int, S: int = 8) -> Work:
 
 def rope(bench: Bench, widths: Widths, dtype: str, T: int, H: int) -> Work:
     machine, R = bench.machine, widths.R
-    x, cosine, sine = (filled(bench, shape, kind) for shape, kind in (((T, H, R), dtype), ((T, R // 2), "f32"), ((T, R // 2), "f32")))
+    x = filled(bench, (T, H, R), dtype)
+    cosine, sine = (filled(bench, (T, R // 2), "f32", seed) for seed in (2, 3))
     out = machine.empty((T, H, R), np.float32)
     run = lambda _: forms.rotate(machine, x, cosine, sine, False, out)  # noqa: E731
     return Work(run, 3.0 * T * H * R, T * H * R * (ITEM[dtype] + 4.0), {})
