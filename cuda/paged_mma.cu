@@ -8,6 +8,24 @@
 //   values    warps side by side over the columns: P V, V the same tile, turned round by ldmatrix
 //
 // D, V, ROWS and KEYS are given by the compiler's command line: D and V multiples of 16, rows 16-byte aligned.
+//
+// What it takes at D = 576 and V = 512, by arithmetic and not by measurement. Of each key a block reads 2 D bytes and
+// computes 2 ROWS (D + V) operations, which is the least if T x H is a multiple of ROWS; groups of rows of a request
+// share the read where L2 keeps it. Besides, a block reads ROWS queries and writes ROWS states of 4 V bytes, which are
+// read again where splits are combined. Nanoseconds a key of a request while every multiprocessor works:
+//   memory   from it once / once for each group, at 2.04 3.35 4.8 8.0 TB/s as published
+//   tensor   at 312 989 989 2250 TFLOP/s dense; mma.sync has a part of the last three: at half, the limiters stay
+//   shared   10 KiB a key and group (8 KiB with 32 rows) at 128 bytes a cycle, no bank conflicts
+//
+//               rows keys  shared  registers   T x H = 16              64                      128
+//   A100 sm_80   32   32   150 KiB    199      .57/.57 .22 .42 memory  .57/1.13 .45 .85 shared .57/2.26 .89 1.69 shared
+//   H100 sm_90   64   64   226 KiB    211      .34/.34 .14 .33 memory  .34/.34  .14 .33 memory .34/.69  .28 .66  shared
+//   H200 sm_90   64   64   226 KiB    211      .24/.24 .14 .33 shared  .24/.24  .14 .33 shared .24/.48  .28 .66  shared
+//   B200 sm_100  64   64   226 KiB    243      .14/.14 .06 .29 shared  .14/.14  .06 .29 shared .14/.29  .12 .58  shared
+//
+// Keys of a split that fill the machine, by split_keys in gpu/paged_mma.py (one block at a time a multiprocessor): of
+// 32k keys at B = 1 and T x H = 16, 64, 128, an A100 takes 320, 320, 608, an H200 256, 256, 512, a B200 256, 256, 448;
+// at B = 128 an A100 6560, an H200 all of them, a B200 4096, 4096, 8192.
 #include "mma.cuh"
 #include "splits.cuh"
 
