@@ -103,7 +103,7 @@ def check(
     reasons = {}
     for name in truth:
         if name in actual:
-            reason = _form(name, actual[name], truth[name], case) or _nonfinite(name, actual[name], truth[name], case)
+            reason = form(name, actual[name], truth[name], case) or _nonfinite(name, actual[name], truth[name], case)
             if reason is not None:
                 reasons[name] = reason
     measured = {name: actual[name] for name in truth if name in actual and name not in reasons}
@@ -131,7 +131,7 @@ def check(
     )
 
 
-def _form(name: str, actual: Array, truth: Array, case: Case) -> str | None:
+def form(name: str, actual: Array, truth: Array, case: Case) -> str | None:
     if actual.shape != truth.shape:
         return f"{name} is {list(actual.shape)}, expected {list(truth.shape)}"
     kind = dtype_name(name, actual)

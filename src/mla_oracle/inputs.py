@@ -3,7 +3,7 @@
 
 Numbers come from a counter-based generator keyed by (seed, name of the tensor), except for the two that reproduce
 published tests: "xorshift" (dense forms) and "lcg" (paged). Slots nobody may read hold NaN, table entries past a
-request's length an id that exists nowhere.
+request's length an id that exists nowhere, unless `unread` says numbers.
 
 Families of paged inputs, for unit-normal rows k and queries q:
     normal    as they are                       peaked    q x 8: one key takes nearly all the weight
@@ -23,7 +23,7 @@ from . import _generators, dtypes
 from .arrays import Array
 from .cases import AbsorbedCase, AppendCase, Case, MergeCase, NaiveCase, PagedCase, RopeCase
 from .errors import InputError
-from .placement import count_pages, place_pages
+from .placement import SPARE_ENTRIES, count_pages, place_pages
 from .recipes import AppendRecipe, DenseRecipe, MergeRecipe, PagedRecipe, Recipe, RopeRecipe, parse_id
 
 # Half of this machine's memory: the numbers and their stored dtype.
@@ -134,7 +134,9 @@ def _paged(recipe: PagedRecipe) -> PagedCase:
         q, rows = _paged_rows(recipe, lens, T, H, D, V, scale)
         kv[:] = np.nan
         kv.reshape(-1, D)[pages.row_of_token] = rows
-    kv.reshape(-1, D)[pages.unread_rows] = np.nan
+    kv.reshape(-1, D)[pages.unread_rows] = (
+        np.nan if recipe.unread == "nan" else normal(recipe.seed, "unread", int(pages.unread_rows.sum()), D)
+    )
 
     kv = dtypes.round_to(kv, recipe.dtype)
     q = dtypes.round_to(q, recipe.dtype)
@@ -144,7 +146,7 @@ def _paged(recipe: PagedRecipe) -> PagedCase:
         id=str(recipe),
         q=q if recipe.tokens else q[:, 0],
         kv_cache=kv,
-        block_table=pages.table(ids),
+        block_table=pages.table(ids, spare=0 if recipe.unread == "nan" else SPARE_ENTRIES),
         seq_lens=lens,
         page_ids=ids,
         num_blocks=num_blocks,

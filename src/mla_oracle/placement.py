@@ -19,6 +19,7 @@ from .errors import InputError
 
 NOWHERE = 2147480000  # what a table holds past a request's length: an id no cache has
 SPARE_PAGES = 3
+SPARE_ENTRIES = 2  # of a table whose entries past a request's length exist
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,16 @@ class Pages:
     row_of_token: Array  # [sum(lens)] row of the flattened cache
     unread_rows: Array  # [count * block] bool
 
-    def table(self, ids: Array | None) -> Array:
-        """The block table [B, max_blocks] i32, page i having the id ids[i], or i."""
+    def table(self, ids: Array | None, spare: int = 0) -> Array:
+        """The block table [B, max_blocks + spare] i32, page i having the id ids[i], or i.
+
+        Entries past a request's length are NOWHERE; with `spare`, pages that exist, those of other tokens among them.
+        """
         id_of = np.arange(self.count) if ids is None else ids
-        return np.where(self.pages < 0, NOWHERE, id_of[np.maximum(self.pages, 0)]).astype(np.int32)
+        pages = np.pad(self.pages, ((0, 0), (0, spare)), constant_values=-1)
+        rows, columns = np.indices(pages.shape)
+        past = id_of[(rows * 5 + columns * 3 + 1) % self.count] if spare else NOWHERE
+        return np.where(pages < 0, past, id_of[np.maximum(pages, 0)]).astype(np.int32)
 
     def spread(self, page_bytes: int) -> tuple[Array, int, int]:
         """(page_ids [count], num_blocks, block_stride): ids at the far end of a cache beyond 32-bit addresses."""

@@ -84,7 +84,8 @@ class PagedRecipe(Recipe):
     """Rows of `row` elements, the first `value` of them the value; one request per entry of `lens`.
 
     `tokens` None is a q without token axis. `pages` places the blocks: shuffled, descending, or huge (ids and byte
-    strides beyond 32 bits). scale: a number, or the geometry's.
+    strides beyond 32 bits). scale: a number, or the geometry's. unread: "nan" in slots nobody may read and table entries
+    that exist nowhere, or "numbers" and pages that exist, so that what a wrong kernel reads there can be told.
     """
 
     kind = "paged"
@@ -100,6 +101,7 @@ class PagedRecipe(Recipe):
     empty_lse: float = -math.inf
     inputs: str = "normal"
     pages: str = "shuffled"
+    unread: str = "nan"
     shards: int = 1
     shard_layout: str = "contiguous"
 
@@ -223,6 +225,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "causal": parse_bool,
     "lse_base": parse_choice("e", "2"),
     "empty_lse": parse_float,
+    "unread": parse_choice("nan", "numbers"),
     "pages": parse_choice("shuffled", "descending", "huge"),
     "shard_layout": parse_choice("contiguous", "interleaved"),
     "pairing": parse_choice("interleaved", "neox"),

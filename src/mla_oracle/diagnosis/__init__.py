@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a failing kernel computed instead: where it differs, and the wrong functions that give what it gave.
+
+    found = diagnose(case, out, lse)
+    found.summary                   # one line
+    found.facts, found.classes      # where it differs; ranked classes with their evidence
+
+measure.py counts errors in budgets, suspects.py computes what mutants give, score.py compares, facts.py localises,
+constants.py estimates free constants, search.py puts them together, separate.py finds cases that tell rivals apart.
+"""
+
+from .discrimination import Blindness, discrimination
+from .report import Diagnosis, diagnose
+
+__all__ = ["Blindness", "Diagnosis", "diagnose", "discrimination"]

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants whose constant is read off the actual: temperatures, caps, lengths, windows, lost keys, pads, factors.
+
+Most come from the lse: with the scores known, one number per row that is wrong says how far, how many or which. Where
+there is no lse a temperature or a cap is fitted to out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Array
+from ..mutants import Mutant, causal, columns, lengths, tail
+from ..mutants.evaluate import evaluate
+from . import made
+from .score import WITHIN, Evidence
+
+ROWS = 48  # rows a fit looks at
+REQUESTS = 3
+
+
+class Sample(NamedTuple):
+    """Rows of one request: what is known of the truth (or of a mutant) and what was returned."""
+
+    b: int
+    length: int
+    s: Array  # scores [R, n], -inf where masked
+    seen: Array  # keys each row sees [R]
+    values: Array  # [n, V]
+    lse: Array | None  # returned, natural [R]
+    right: Array  # natural lse of s [R]
+    out: Array | None  # returned [R, V]
+
+
+def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
+    """Wrong rows of the cheapest wrong requests; scores as the mutant has them."""
+    problem = evidence.suspects.problem
+    if problem is None or problem.up is not None:
+        return []
+    requests = evidence.suspects.requests or list(range(problem.B))
+    found = []
+    bad = {name: _rows(problem.q.shape[:3], requests, u > WITHIN) for name, u in evidence.error.items() if name in NAMES}
+    wrong: Array = np.any(list(bad.values()), axis=0)  # [b, T, H]
+    order = sorted(range(len(requests)), key=lambda i: problem.lens[requests[i]])
+    for i in (i for i in order if wrong[i].any() and problem.lens[requests[i]] >= 2):
+        b = requests[i]
+        rows, base = problem.state(b)
+        plans = [base.plan] if mutant is None else mutant.plans(problem, base.plan)
+        if len(plans) != 1 or plans[0].extras:
+            continue
+        state = base if mutant is None else evaluate(plans[0], rows, base)
+        pick = np.flatnonzero(wrong[i].ravel())
+        pick = pick[:: -(-len(pick) // ROWS)]
+        s = state.s.reshape(-1, state.s.shape[-1])[pick]
+        values, _ = rows.read(state.plan.address(state.plan, state.plan.lanes))
+        with np.errstate(all="ignore"):
+            lse, out = (_given(evidence, name, i, pick) for name in ("lse", "out"))
+            right = log_sum(s)
+        found.append(
+            Sample(
+                b,
+                int(problem.lens[b]),
+                s,
+                (s > -np.inf).sum(-1),
+                values[:, : problem.V],
+                None if lse is None else lse / problem.unit,
+                right,
+                out,
+            )
+        )
+        if len(found) == REQUESTS:
+            break
+    return found
+
+
+NAMES = ("out", "lse")
+
+
+def _rows(shape: tuple[int, ...], requests: list[int], bad: Array) -> Array:
+    return bad.reshape(len(requests), *shape[1:])
+
+
+def _given(evidence: Evidence, name: str, i: int, pick: Array) -> Array | None:
+    if name not in evidence.actual:
+        return None
+    array = evidence.actual[name].astype(np.float64)[i]
+    return array.reshape(-1)[pick] if name == "lse" else array.reshape(-1, array.shape[-1])[pick]
+
+
+def log_sum(s: Array) -> Array:
+    """[R] of [R, n]"""
+    top = s.max(-1, initial=-np.inf)
+    safe = np.where(np.isfinite(top), top, 0)
+    found: Array = safe + np.log(np.exp(s - safe[:, None]).sum(-1))
+    return found
+
+
+def estimated(evidence: Evidence) -> Iterator[Mutant]:
+    """Mutants with a constant of their own; each is judged like any other."""
+    with np.errstate(all="ignore"):
+        known = samples(evidence)
+        if known:
+            yield from curves(known)
+            yield from _visible(known)
+            yield from _runs(known)
+            yield from _denominator(known)
+        yield from factors(evidence)
+
+
+def curves(known: list[Sample]) -> Iterator[Mutant]:
+    """One number in the scores: temperature, cap, bias."""
+    with np.errstate(all="ignore"):
+        tried: list[tuple[Callable[[float], Mutant], Callable[[Sample, float], Array], Array]] = [
+            (made.temperature, lambda k, x: k.s * x, np.geomspace(1 / 64, 4096, 73)),
+            (made.soft_cap, lambda k, x: np.where(k.s > -np.inf, x * np.tanh(k.s / x), -np.inf), np.geomspace(0.5, 200, 49)),
+            (made.clipped, lambda k, x: np.minimum(k.s, x), np.geomspace(0.1, 100, 49)),
+            (
+                made.distance_bias,
+                lambda k, x: k.s + x * (np.arange(k.s.shape[1]) - k.length + 1),
+                np.r_[-np.geomspace(1e-4, 1, 20)[::-1], np.geomspace(1e-4, 1, 20)],
+            ),
+        ]
+        for build, curve, grid in tried:
+            value = _minimum(known, curve, grid)
+            if value is not None:
+                yield build(value)
+
+
+def _minimum(known: list[Sample], curve: Callable[[Sample, float], Array], grid: Array) -> float | None:
+    """Where the scores curve(sample, x) fit what was returned best; None: nowhere better than as they are."""
+
+    def misfit(x: float) -> float:
+        found = [_misfit(k, curve(k, x)) for k in known]
+        return float(np.mean(found))
+
+    start = float(np.mean([_misfit(k, k.s) for k in known]))
+    low, high = 0.0, 0.0
+    best = np.nan
+    for _ in range(5):
+        errors = np.array([misfit(float(x)) for x in grid])
+        if not np.isfinite(errors).any():
+            return None
+        at = int(np.nanargmin(errors))
+        best, low, high = float(grid[at]), float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)])
+        if errors[at] > 0.9 * start:
+            return None
+        grid = np.linspace(low, high, 15)
+    return best
+
+
+def _misfit(k: Sample, s: Array) -> float:
+    """How far the lse of scores s [R, n] is from the returned one, or out, where there is no lse."""
+    if k.lse is not None and np.isfinite(k.lse).any():
+        return _mean(np.abs(log_sum(s) - k.lse))
+    if k.out is None:
+        return np.nan
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return _mean(np.abs(p @ np.nan_to_num(k.values) - k.out))
+
+
+def _mean(x: Array) -> float:
+    """Of what is finite, a thing that is not counting as far; NaN where nothing is."""
+    good = np.isfinite(x)
+    return float(np.where(good, x, 10 * x[good].max()).mean()) if good.any() else np.nan
+
+
+def _visible(known: list[Sample]) -> Iterator[Mutant]:
+    """As many first keys, or last keys, as the lse says."""
+    first, last = [], []
+    for k in known:
+        if k.lse is None or not np.isfinite(k.lse).all():
+            return
+        first.append(_count(k.s, k.lse))
+        last.append(_count(k.s[:, ::-1], k.lse) - (k.s.shape[1] - k.seen))
+    shift = np.concatenate([count - k.seen for count, k in zip(first, known, strict=True)])
+    for by in _modes(shift):
+        if by < 0:
+            yield lengths.shift(by)
+    yield from (lengths.at_most(n) for n in _modes(np.concatenate(first)) if n > 0)
+    yield from (causal.window(n) for n in _modes(np.concatenate(last)) if n > 0)
+    yield from (
+        made.skipped(n)
+        for n in _modes(np.concatenate([k.seen - count for count, k in zip(last, known, strict=True)]))
+        if n > 0
+    )
+
+
+def _count(s: Array, lse: Array) -> Array:
+    """How many first keys have this lse [R]."""
+    cumulative = np.logaddexp.accumulate(s, axis=-1)
+    found: Array = np.abs(cumulative - lse[:, None]).argmin(-1) + 1
+    return found
+
+
+def _modes(numbers: Array) -> list[int]:
+    """The commonest number, if it is common."""
+    values, counts = np.unique(numbers, return_counts=True)
+    best = int(counts.argmax())
+    return [int(values[best])] if counts[best] >= 0.3 * len(numbers) else []
+
+
+def _runs(known: list[Sample]) -> Iterator[Mutant]:
+    """One key, or one aligned run of keys, lost or counted twice."""
+    for k in known[-1:]:
+        if k.lse is None or not np.isfinite(k.lse).all():
+            return
+        e = np.exp(k.s - k.right[:, None])  # weights [R, n]
+        change = np.expm1(k.lse - k.right)  # [R] of their sum
+        for sign in (-1, 1):
+            if np.median(sign * change) <= 1e-6:
+                continue
+            sums = np.concatenate([np.zeros((len(e), 1)), np.cumsum(e, -1)], -1)
+            best = (np.inf, 0, 0)
+            for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+                starts = np.arange(0, e.shape[1], size)
+                ends = np.minimum(starts + size, e.shape[1])
+                error = np.abs(sums[:, ends] - sums[:, starts] - (sign * change)[:, None]).mean(0)
+                at = int(error.argmin())
+                best = min(best, (float(error[at]) * (1 + 1e-6 * size), int(starts[at]), int(ends[at])))
+            yield made.run(best[1], best[2], twice=sign > 0)
+
+
+def _denominator(known: list[Sample]) -> Iterator[Mutant]:
+    """The same number e^(lse') - e^lse in every row of a request: lanes of score 0 that count, or a sink."""
+    found = []
+    for k in known:
+        if k.lse is None or not np.isfinite(k.lse).all():
+            return
+        more = np.exp(k.lse) - np.exp(k.right)
+        if not np.median(more) > 0 or np.abs(more - np.median(more)).max() > 0.05 * np.median(more):
+            return
+        found.append((k.length, float(np.median(more))))
+    if all(abs(n - round(n)) < 0.02 * n for _, n in found):
+        lanes = [(length, round(n)) for length, n in found]
+        for tile in [*(1 << p for p in range(1, 13)), *range(3, 1025)]:
+            if all(-length % tile == n for length, n in lanes):
+                yield tail.pads(tile)
+                break
+    numbers = [n for _, n in found]
+    if max(numbers) - min(numbers) <= 0.02 * max(numbers):
+        yield made.sink(float(np.log(np.mean(numbers))))
+
+
+def factors(evidence: Evidence, mutant: Mutant | None = None) -> Iterator[Mutant]:
+    """Constants of what is stored, by a right kernel or by a mutant: out times one, lse plus one or times one."""
+    given_by = None if mutant is None else evidence.suspects.results(mutant)
+    for name, array in evidence.actual.items():
+        if name not in NAMES or evidence.suspects.problem is None:
+            continue
+        bad = evidence.error[name] > WITHIN
+        stored = evidence.suspects.truth[name][evidence.rows[name]] if given_by is None else given_by[name]
+        right = stored[bad].astype(np.float64)
+        given = array[bad].astype(np.float64)
+        good = np.isfinite(right) & np.isfinite(given)
+        if not good.any() or np.allclose(given[good], right[good], rtol=1e-3):
+            continue
+        g, w = given[good], right[good]
+        if name == "out":
+            value = float((g * w).sum() / (w * w).sum()) if (w * w).sum() else 0.0
+            if np.isfinite(value) and value > 0:
+                yield columns.factor(float(f"{value:.4g}"))
+                yield columns.row_factor(float(f"{value:.4g}"))
+            continue
+        yield made.lse_plus(float(f"{np.median(g - w):.6g}"))
+        ratio = np.median(g / w)
+        if np.isfinite(ratio):
+            yield made.lse_times(float(f"{ratio:.6g}"))

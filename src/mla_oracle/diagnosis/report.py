@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The diagnosis of one failing result: facts, ranked classes, their evidence, in words and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..arrays import Array, as_array
+from ..cases import Case
+from ..checks import widen
+from ..compare import form
+from ..errors import InputError
+from ..mutants import Mutant
+from .facts import Fact, localise
+from .measure import Measure
+from .score import Evidence, Fit
+from .search import LEAST, search
+from .suspects import Suspects, choose_requests
+
+SHOWN = 5  # classes
+LISTED = 0.3  # of the error: below, a class is not listed
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A class and the mutant of it that explains most."""
+
+    family: str
+    mutant: Mutant
+    share: float
+    distance: float
+    where: str = ""
+    rivals: tuple[str, ...] = ()  # mutants of other classes that give the same on this case
+    variants: tuple[str, ...] = ()  # mutants of the class that do
+    apart: Mapping[str, str] = field(default_factory=dict)  # rival -> id of a case that tells it from the mutant
+
+    @property
+    def text(self) -> str:
+        where = f", {self.where}" if self.where else ""
+        return f"{self.family} ({self.mutant.name}: {self.mutant.formula}){where}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "class": self.family,
+            "mutant": self.mutant.name,
+            "formula": self.mutant.formula,
+            "parameters": {key: _plain(value) for key, value in self.mutant.parameters.items()},
+            "references": list(self.mutant.references),
+            "share": _short(self.share),
+            "distance": _short(self.distance),
+            "where": self.where,
+            "rivals": list(self.rivals),
+            "variants": list(self.variants),
+            "apart": dict(self.apart),
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`named` says whether the first class explains enough to be named; `tested` how many functions were tried."""
+
+    case: str
+    named: bool
+    summary: str
+    facts: list[Fact]
+    classes: list[Suspicion]
+    tested: int
+    requests: list[int] | None = None  # those that were compared with mutants; None: all
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "case": self.case,
+            "named": self.named,
+            "summary": self.summary,
+            "facts": [{"fact": f.name, "text": f.text, **f.data} for f in self.facts],
+            "classes": [suspicion.as_json() for suspicion in self.classes],
+            "tested": self.tested,
+            "least_share": LEAST,
+            "requests": self.requests,
+        }
+
+
+def diagnose(
+    case: Case,
+    actual_out: Any,
+    actual_lse: Any = None,
+    *,
+    numerics: Any = None,
+    truth: Mapping[str, Array] | None = None,
+    others: Mapping[str, Any] | None = None,
+    separate: bool = True,
+) -> Diagnosis:
+    """What `actual_out` (the first result of the case's kind) and `actual_lse` were computed by.
+
+    `others`: further results by name; `separate`: look for cases that tell rivals apart. Raises InputError for results
+    of another shape or dtype than the case has.
+    """
+    from ..oracle import expected
+
+    given = {case.results[0]: actual_out, "lse": actual_lse, **(others or {})}
+    actual = {name: as_array(name, value) for name, value in given.items() if value is not None}
+    right = expected(case, precision="f64") if truth is None else truth
+    for name, array in actual.items():
+        if name not in right:
+            raise InputError(f"the actual results hold {name}, expected {', '.join(right)}")
+        if reason := form(name, array, right[name], case):
+            raise InputError(reason)
+    right = {name: right[name] for name in actual}
+    measure = Measure(case, right, {name: dtypes.name_of(array.dtype) for name, array in actual.items()}, numerics)
+    return of_measured(case, actual, right, measure, separate=separate)
+
+
+def of_measured(
+    case: Case, actual: Mapping[str, Array], truth: Mapping[str, Array], measure: Measure, *, separate: bool = True
+) -> Diagnosis:
+    """`diagnose` with budgets that are known."""
+    wide = {name: widen(array, np.float64) for name, array in actual.items()}
+    units = {name: measure.units(name, array, truth[name]) for name, array in actual.items()}
+    facts = localise(case, actual, truth, units)
+    if not facts:
+        return Diagnosis(case.name, False, "nothing is wrong: every row is within its budget", [], [], 0)
+    requests = choose_requests(case, wrong_requests(case, units))
+    evidence = Evidence(Suspects(case, truth, requests), measure, wide)
+    fits, tested = search(evidence)
+    classes = classified(evidence, fits)
+    named = bool(classes) and classes[0].share >= LEAST
+    if separate and named:
+        from .separate import told_apart
+
+        classes = [told_apart(case, classes[0]), *classes[1:]]
+    return Diagnosis(case.name, named, summary(classes, named), facts, classes, tested, requests)
+
+
+def wrong_requests(case: Case, units: Mapping[str, Array]) -> Array:
+    """bool [B] of a paged case."""
+    if case.kind != "paged":
+        return np.ones(1, bool)
+    found = np.zeros(len(case.seq_lens), bool)  # type: ignore[attr-defined]
+    for name, u in units.items():
+        rows = np.moveaxis(u, 1, 0) if name.startswith("partial_") else u
+        found |= (rows > 1).reshape(len(found), -1).any(1)
+    return found
+
+
+def classified(evidence: Evidence, fits: list[Fit]) -> list[Suspicion]:
+    """The best of each class, best first, with the others that give the same."""
+    fits = [fit for fit in fits if fit.share >= LISTED]
+    found: dict[str, Fit] = {}
+    for fit in fits:
+        found.setdefault(fit.mutant.family, fit)
+    classes = []
+    for family, fit in list(found.items())[:SHOWN]:
+        near = [f for f in fits if f is not fit and abs(f.share - fit.share) < 0.02 and f.where == fit.where][:40]
+        same = [f.mutant for f in near if evidence.same(fit.mutant, f.mutant)]
+        rivals = dict.fromkeys(m.name for m in same if m.family != family)
+        own = [m.name for m in same if m.family == family]
+        classes.append(
+            Suspicion(family, fit.mutant, fit.share, fit.distance, fit.where, tuple(rivals), tuple(own))
+        )
+    return classes
+
+
+def summary(classes: list[Suspicion], named: bool) -> str:
+    """One line."""
+    if not classes:
+        return "unknown: no wrong function tried explains a third of the error"
+    best = classes[0]
+    if not named:
+        said = f"the nearest, {best.family} ({best.mutant.name}), explains {_percent(best.share)} of the error"
+        return f"unknown: {said}, less than {_percent(LEAST)}"
+    rivals = f"; on this case the same as {', '.join(best.rivals[:3])}" if best.rivals else ""
+    return f"suspected: {best.text}, explains {_percent(best.share)} of the error{rivals}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, np.floating) else value
+
+
+def _short(x: float) -> float:
+    return float(f"{x:.3g}")

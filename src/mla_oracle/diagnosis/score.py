@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a mutant explains an actual result: row by row, in budgets.
+
+Judged are the rows of out and lse that are beyond the budget around the truth, and those that would be if the mutant
+were what ran. Such a row counts 1 where the actual lies within the budget around the mutant's, else the share of its
+error that is gone, 1 - error(mutant) / error(truth), and 0 where it is right and the mutant says it is not. The share
+a mutant explains is the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..arrays import Array
+from ..mutants import Mutant
+from .measure import Measure
+from .suspects import Suspects
+
+WITHIN = 1.0  # budgets
+PREDICTED = 1.5  # a row right by its budget and beyond this by a mutant speaks against it
+FAR = 1e3
+NEAR = 0.03  # of the error: shares so close are ranked by their distance
+BATCH_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One mutant against one actual, or against those of several cases joined."""
+
+    mutant: Mutant
+    share: float
+    distance: float  # mean squared error of rows against the mutant's, in budgets, each at most FAR
+    shares: Mapping[str, float] = field(default_factory=dict)  # of each result alone
+    explained: float = 0.0  # the share over the rows that are wrong alone
+    absent: Mapping[str, Array] = field(default_factory=dict)  # [*rows] wrong by the mutant, right in fact
+    sums: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # explained, judged, squares, compared
+    where: str = ""  # the rows it holds in, where not in all
+
+
+class Evidence:
+    """The actual of one case against its truth; `fits` is asked of the suspects."""
+
+    def __init__(self, suspects: Suspects, measure: Measure, actual: Mapping[str, Array]) -> None:
+        self.suspects, self.measure = suspects, measure
+        self.actual = {name: array[suspects.cut(name)] for name, array in actual.items()}
+        self.rows = {name: suspects.cut(name) for name in actual}
+        self.error = {
+            name: measure.units(name, array, suspects.truth[name][self.rows[name]], self.rows[name])
+            for name, array in self.actual.items()
+        }
+
+    def fits(self, mutants: Iterable[Mutant]) -> list[Fit]:
+        """How well each of `mutants` explains the actual."""
+        found, batch, size = [], [], 0
+        for mutant in mutants:
+            batch.append(mutant)
+            size += sum(array.nbytes for array in self.suspects.results(mutant).values())
+            if size > BATCH_BYTES:
+                found += self._batch(batch)
+                batch, size = [], 0
+        return found + (self._batch(batch) if batch else [])
+
+    def _batch(self, mutants: list[Mutant]) -> list[Fit]:
+        given = [self.suspects.results(mutant) for mutant in mutants]
+        parts = []
+        for name, actual in self.actual.items():
+            other = np.stack([results[name] for results in given])
+            mine = self.measure.units(name, actual, other, self.rows[name])  # [m, *rows]
+            parts.append((name, mine.reshape(len(given), -1), self.error[name].ravel()))
+        return [self._fit(mutant, [(name, mine[i], error) for name, mine, error in parts])
+                for i, mutant in enumerate(mutants)]
+
+    def _fit(self, mutant: Mutant, parts: list[tuple[str, Array, Array]]) -> Fit:
+        shares, absent = {}, {}
+        total = judged = squares = count = over_wrong = wrong = 0.0
+        for name, mine, error in parts:
+            bad = error > WITHIN
+            rows = bad | (mine > PREDICTED)
+            score = scores(error, mine)
+            absent[name] = rows & ~bad
+            explained, number = float(score.sum()), int(rows.sum())
+            shares[name] = explained / number if number else 1.0
+            total += explained
+            judged += number
+            over_wrong += explained
+            wrong += int(bad.sum())
+            squares += float(np.square(np.minimum(mine, FAR)).sum())
+            count += mine.size
+        return Fit(
+            mutant,
+            total / judged if judged else 0.0,
+            squares / max(count, 1),
+            shares,
+            over_wrong / wrong if wrong else 0.0,
+            absent,
+            (total, judged, squares, count),
+        )
+
+    def same(self, one: Mutant, two: Mutant) -> bool:
+        """Whether no row tells one mutant from the other on this case."""
+        a, b = self.suspects.results(one), self.suspects.results(two)
+        return all(
+            bool((self.measure.units(name, a[name], b[name], self.rows[name]) <= WITHIN).all()) for name in self.actual
+        )
+
+
+def scores(error: Array, mine: Array) -> Array:
+    """The score of each row [*rows], from its error against the truth and against the mutant's."""
+    with np.errstate(all="ignore"):
+        gone = 1 - mine / error
+    gone = np.where(np.isnan(gone), 0, np.maximum(gone, 0))
+    return np.where(error > WITHIN, np.where(mine <= WITHIN, 1.0, gone), 0.0)
+
+
+def joined(fits: list[Fit]) -> Fit:
+    """One mutant's fits on several cases as one."""
+    total, judged, squares, count = (sum(column) for column in zip(*(fit.sums for fit in fits), strict=True))
+    return Fit(fits[0].mutant, total / judged if judged else 0.0, squares / max(count, 1), sums=(total, judged, squares, count))
+
+
+def ranked(fits: list[Fit]) -> list[Fit]:
+    """Best first: those whose share is as good as the best by their distance, then by share."""
+    if not fits:
+        return []
+    best = max(fit.share for fit in fits)
+    return sorted(fits, key=lambda fit: (max(0.0, best - NEAR - fit.share), fit.distance, -bool(fit.mutant.references)))
+

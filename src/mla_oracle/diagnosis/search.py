@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search for what explains an actual: the bank, constants, variants, compositions of two, parts of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from ..mutants import Mutant, compose, find
+from .constants import curves, estimated, factors, samples
+from .facts import plural, ranges
+from .score import Evidence, Fit, ranked
+from .variants import variants
+
+SETTLED = 0.97  # of the error: no further search
+EXACT = 2.0  # mean squared budgets: no constant can be better
+LEAST = 0.8  # of the error: below, no class is named
+PARTS = 8
+# What is composed with, beside what explains most.
+COMMON = ("rope.pairing", "rope.dropped", "causal.none", "temperature.row-width", "temperature.no-mscale", "lse.base-2")
+RESTRICTION = 0.05  # a class that holds in some rows alone is worth that much less
+PAIRS_WORK = 4e9  # multiply-adds
+
+
+def search(evidence: Evidence) -> tuple[list[Fit], int]:
+    """Fits of everything tried, best first, and how many were."""
+    fits = _fits(evidence, evidence.suspects.applicable())
+    steps = (
+        (lambda: estimated(evidence), _exact),
+        (lambda: variants(evidence.suspects.problem), _settled),
+        (lambda: _pairs(evidence, fits), _settled),
+    )
+    for step, enough in steps:
+        if enough(fits):
+            continue
+        known = {fit.mutant.name for fit in fits}
+        fits += _fits(evidence, (mutant for mutant in step() if mutant.name not in known))
+    count = len(fits)
+    fits = [restricted(evidence, fit) for fit in fits]
+    return ranked([fit for fit in fits if fit.share > 0]), count
+
+
+def _fits(evidence: Evidence, mutants: Iterable[Mutant]) -> list[Fit]:
+    return evidence.fits(mutant for mutant in mutants if evidence.suspects.applies(mutant))
+
+
+def _settled(fits: list[Fit]) -> bool:
+    return any(fit.share >= SETTLED for fit in fits)
+
+
+def _exact(fits: list[Fit]) -> bool:
+    return any(fit.share >= SETTLED and fit.distance <= EXACT for fit in fits)
+
+
+def _pairs(evidence: Evidence, fits: list[Fit]) -> Iterator[Mutant]:
+    """Compositions of what explains most, whole or of one result, and of what is common."""
+    problem = evidence.suspects.problem
+    if problem is None or any(restricted(evidence, fit).share >= SETTLED - RESTRICTION for fit in fits):
+        return
+    single = [fit for fit in fits if "+" not in fit.mutant.name]
+    best = ranked(single)[:PARTS]
+    for name in evidence.actual:
+        best += sorted(single, key=lambda fit: -fit.shares.get(name, 0.0))[: PARTS // 2]
+    parts = {fit.mutant.name: fit.mutant for fit in best if fit.share > 0.02 or max(fit.shares.values()) > 0.02}
+    parts |= {name: find(name) for name in COMMON if evidence.suspects.applies(find(name))}
+    work = float(problem.lens.sum()) * problem.T * problem.H * (problem.D + problem.V)
+    room = int(max(12, min(400, PAIRS_WORK / max(work, 1))))
+    for part in list(parts.values())[: max(4, room // 8)]:
+        for curve in [*curves(samples(evidence, part)), *factors(evidence, part)]:
+            yield compose(part, curve)
+    yield from (compose(a, b) for a, b in list(combinations(parts.values(), 2))[:room])
+
+
+def restricted(evidence: Evidence, fit: Fit) -> Fit:
+    """The fit over the wrong requests, query tokens or heads alone, where it is wrong about whole others only."""
+    problem = evidence.suspects.problem
+    if problem is None or fit.where or fit.explained < LEAST or fit.share >= fit.explained - RESTRICTION:
+        return fit
+    requests = evidence.suspects.requests or list(range(problem.B))
+    shape = (len(requests), problem.T, problem.H)
+    absent, wrong = np.zeros(shape, bool), np.zeros(shape, bool)
+    for name, where in fit.absent.items():
+        if not name.startswith("partial_"):
+            absent |= where.reshape(shape)
+            wrong |= (evidence.error[name] > 1).reshape(shape)
+    for axis, name in enumerate(("request", "query", "head")):
+        other = tuple(i for i in range(3) if i != axis)
+        hit, miss = wrong.any(other), absent.any(other)
+        if not (hit & miss).any():
+            which = [requests[i] if axis == 0 else int(i) for i in np.flatnonzero(hit)]
+            place = f"in {plural(name, len(which))} {ranges(which)} only"
+            return replace(fit, share=fit.explained - RESTRICTION, where=place)
+    return fit
+
