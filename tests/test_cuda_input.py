@@ -95,7 +95,7 @@ def test_architectures_that_are_none(arch, error, message):
 
 
 def test_limits_are_what_the_kernels_are_compiled_with():
-    kernels = sources.read("common.cuh") + sources.read("paged.cu")
+    kernels = sources.read("common.cuh") + sources.read("splits.cuh")
     limits = {"THREADS": layout.THREADS, "WIDEST": layout.WIDEST, "MOST_SPLITS": paged_form.MOST_SPLITS}
     for name, value in limits.items():
         assert re.search(rf"constexpr int {name} = (\d+);", kernels)[1] == str(value)
