@@ -64,8 +64,18 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds: a preset, FIELD=VALUE,... or both")
     check.add_argument("--rules", metavar="NAMES", help="say what other projects' rules say: all, or names joined by +")
 
+    check.add_argument("--diagnose", action="store_true", help="say what a failing kernel computed instead")
+    check.add_argument("--blind", action="store_true", help="say which wrong functions this case cannot tell")
+
+    diagnose = commands.add_parser("diagnose", help="say what a kernel computed instead")
+    diagnose.add_argument("case", help="a case file, a folder with manifest.json, or an id")
+    diagnose.add_argument("actual", help="a result file: out, and lse if there is one")
+    diagnose.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
+
     explain = commands.add_parser("explain", help="say what a case is, computing nothing")
     explain.add_argument("case", help="a case file, a folder with manifest.json, or an id")
+    explain.add_argument("--blind", action="store_true", help="compute which wrong functions this case cannot tell")
+    explain.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
 
     mutants = commands.add_parser("mutants", help="the wrong functions known, and what a case shows of them")
     mutants.add_argument("case", nargs="?", help="a case file, a folder with manifest.json, or an id")
@@ -145,18 +155,26 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
                 args.case, args.out, precision=args.precision, backend=args.backend, out_dtype=args.out_dtype
             )
         case "check":
-            how = {name: getattr(args, name) for name in ("tol", "atol", "rtol", "numerics", "rules")}
+            asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind")
+            how = {name: getattr(args, name) for name in asked}
             verdict = commands.check(args.case, args.actual, **how)
             _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")
             for name, rule in verdict["rules"].items():
                 _say(f"rule {name} would {'accept' if rule['accepts'] else 'reject'}: {rule['rule']}")
             for name in verdict["missing"]:
                 _say(f"not judged: {name} is not among the results")
+            _say_diagnosis(verdict.get("diagnosis"))
+            _say_blind(verdict.get("discrimination"))
             return int(verdict["verdict"] == "fail"), verdict
+        case "diagnose":
+            found = commands.diagnose(args.case, args.actual, numerics=args.numerics)
+            _say_diagnosis(found)
+            return 0, found
         case "explain":
-            plan = commands.explain(args.case)
+            plan = commands.explain(args.case, blind=args.blind, numerics=args.numerics)
             for sentence in plan["meaning"]:
                 _say(sentence)
+            _say_blind(plan.get("discrimination"))
             return 0, plan
         case "mutants":
             return 0, commands.mutants(args.case) if args.json else commands.mutants_table(args.case)
@@ -184,6 +202,24 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
                 _say(line)
             return int(answer["verdict"] == "fail"), answer
     raise InputError("no command given (see mla-oracle --help)")
+
+
+def _say_diagnosis(found: dict[str, Any] | None) -> None:
+    """Facts, then what is suspected, then the other classes."""
+    if found is None:
+        return
+    for fact in found["facts"]:
+        _say(f"  {fact['text']}")
+    _say(found["summary"])
+    for other in found["classes"][int(found["named"]):]:
+        _say(f"  also {other['class']} ({other['mutant']}), {100 * other['share']:.3g} % of the error")
+    for rival, case in (found["classes"][0]["apart"] if found["classes"] else {}).items():
+        _say(f"  {rival} is told from it by {case}")
+
+
+def _say_blind(found: dict[str, Any] | None) -> None:
+    for sentence in [] if found is None else found["sentences"]:
+        _say(sentence)
 
 
 def _say(line: str) -> None:

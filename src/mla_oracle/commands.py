@@ -73,32 +73,70 @@ def check(
     rtol: float | None = None,
     numerics: str | None = None,
     rules: str | None = None,
+    diagnose: bool = False,
+    blind: bool = False,
 ) -> JSON:
-    """The verdict on the results in the file `actual` against the f64 truth of the case."""
+    """The verdict on the results in the file `actual` against the f64 truth of the case.
+
+    `diagnose`: say what a failing kernel computed instead; `blind`: say which wrong functions the case cannot tell.
+    """
     from .exchange import load_case, read_result
 
     case = load_case(source)
     how: JSON = {"tol": tol, "atol": atol, "rtol": rtol, "numerics": numerics, "rules": rules}
-    return compare_with_truth(case, read_result(actual), **how)
+    return compare_with_truth(case, read_result(actual), diagnose=diagnose, blind=blind, **how)
 
 
-def compare_with_truth(case: Case, actual: dict[str, Any], **how: Any) -> JSON:
+def compare_with_truth(
+    case: Case, actual: dict[str, Any], *, diagnose: bool = False, blind: bool = False, **how: Any
+) -> JSON:
     """The verdict on `actual` against the f64 truth of `case`."""
     from . import compare
     from .oracle import expected
 
-    verdict: JSON = _plain(compare.check(case, actual, expected(case, precision="f64"), **how).as_json())
+    truth = expected(case, precision="f64")
+    verdict: JSON = _plain(compare.check(case, actual, truth, **how).as_json())
+    numerics = how.get("numerics")
+    if diagnose and verdict["verdict"] == "fail":
+        verdict["diagnosis"] = _diagnosis(case, actual, truth, numerics)
+    if blind:
+        from .diagnosis import discrimination
+        from .dtypes import name_of
+
+        kinds = {name: name_of(array.dtype) for name, array in actual.items()}
+        verdict["discrimination"] = discrimination(case, numerics, kinds=kinds, truth=truth).as_json()
     return verdict
 
 
-def explain(source: str) -> JSON:
-    """What a case is and how it would be computed; nothing is computed."""
+def diagnose(source: str, actual: str, *, numerics: str | None = None) -> JSON:
+    """What the kernel that wrote the results in the file `actual` computed instead, whatever a verdict would say."""
+    from .exchange import load_case, read_result
+    from .oracle import expected
+
+    case = load_case(source)
+    return _diagnosis(case, read_result(actual), expected(case, precision="f64"), numerics)
+
+
+def _diagnosis(case: Case, given: JSON, truth: JSON, numerics: str | None) -> JSON:
+    from .diagnosis import diagnose
+
+    main = case.results[0]
+    if main not in given:
+        raise InputError(f"the actual results hold no {main}, expected {', '.join(truth)}")
+    others = {name: array for name, array in given.items() if name not in (main, "lse")}
+    found = diagnose(case, given[main], given.get("lse"), numerics=numerics, truth=truth, others=others)
+    answer: JSON = _plain(found.as_json())
+    return answer
+
+
+def explain(source: str, *, blind: bool = False, numerics: str | None = None) -> JSON:
+    """What a case is and how it would be computed; nothing is computed, but for what it is `blind` to."""
     from .exchange import load_case
     from .oracle import backend_of, check_shapes
 
     case = load_case(source)
     check_shapes(case)
-    return {
+    answer = {
         "case": case.name,
         "kind": case.kind,
         "tensors": _describe(case.tensors()),
@@ -107,6 +145,11 @@ def explain(source: str) -> JSON:
         "meaning": _meaning(case),
         "backend": backend_of(case),
     }
+    if blind:
+        from .diagnosis import discrimination
+
+        answer["discrimination"] = _plain(discrimination(case, numerics).as_json())
+    return answer
 
 
 def mutants(source: str | None = None) -> JSON:

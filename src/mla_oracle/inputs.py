@@ -141,7 +141,7 @@ def _paged(recipe: PagedRecipe) -> PagedCase:
     kv = dtypes.round_to(kv, recipe.dtype)
     q = dtypes.round_to(q, recipe.dtype)
     page_bytes = recipe.block * D * kv.itemsize
-    ids, num_blocks, stride = pages.spread(page_bytes) if recipe.pages == "huge" else (None, None, None)
+    ids, num_blocks, stride = pages.apart(page_bytes, recipe.pages)
     return PagedCase(
         id=str(recipe),
         q=q if recipe.tokens else q[:, 0],

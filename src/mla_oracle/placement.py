@@ -42,8 +42,15 @@ class Pages:
         past = id_of[(rows * 5 + columns * 3 + 1) % self.count] if spare else NOWHERE
         return np.where(pages < 0, past, id_of[np.maximum(pages, 0)]).astype(np.int32)
 
-    def spread(self, page_bytes: int) -> tuple[Array, int, int]:
-        """(page_ids [count], num_blocks, block_stride): ids at the far end of a cache beyond 32-bit addresses."""
+    def apart(self, page_bytes: int, order: str) -> tuple[Array, int, int] | tuple[None, None, None]:
+        """(page_ids [count], num_blocks, block_stride) of pages that are not one after the other, else None of each.
+
+        Strided: a gap of a page between two. Huge: ids at the far end of a cache beyond 32-bit addresses.
+        """
+        if order == "strided":
+            return np.arange(self.count, dtype=np.int64), self.count, 2 * page_bytes
+        if order != "huge":
+            return None, None, None
         stride = page_bytes + -page_bytes % 256 + 256
         num_blocks = min((1 << 36) // stride + 3 * self.count, 2**31 - 1)
         ids = num_blocks - 1 - np.arange(self.count, dtype=np.int64) * 3

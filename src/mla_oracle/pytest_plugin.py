@@ -92,8 +92,22 @@ class Oracle:
         verdict = compare.check(case, actual, self.expected(case), **how)
         if not verdict.passed:
             repeat = f"\nthe case again: mla-oracle case {case.id} -o FILE" if case.id else ""
-            pytest.fail(f"{verdict.reason}{repeat}", pytrace=False)
+            pytest.fail(f"{verdict.reason}{_suspected(case, actual, numerics)}{repeat}", pytrace=False)
         return verdict
+
+
+def _suspected(case: Any, actual: dict[str, Any], numerics: Any) -> str:
+    """A line that says what was computed instead; empty where the results have not the form of any."""
+    from .diagnosis import diagnose
+    from .errors import InputError
+
+    main = case.results[0]
+    others = {name: array for name, array in actual.items() if name not in (main, "lse")}
+    try:
+        found = diagnose(case, actual[main], actual.get("lse"), numerics=numerics, others=others)
+    except InputError:
+        return ""
+    return f"\n{found.summary}" if found.facts else ""
 
 
 @pytest.fixture

@@ -83,8 +83,8 @@ class AbsorbedRecipe(DenseRecipe):
 class PagedRecipe(Recipe):
     """Rows of `row` elements, the first `value` of them the value; one request per entry of `lens`.
 
-    `tokens` None is a q without token axis. `pages` places the blocks: shuffled, descending, or huge (ids and byte
-    strides beyond 32 bits). scale: a number, or the geometry's. unread: "nan" in slots nobody may read and table entries
+    `tokens` None is a q without token axis. `pages` places the blocks: shuffled, descending, strided (pages
+    with a gap of their own size between them), or huge (ids and byte strides beyond 32 bits). scale: a number, or the geometry's. unread: "nan" in slots nobody may read and table entries
     that exist nowhere, or "numbers" and pages that exist, so that what a wrong kernel reads there can be told.
     """
 
@@ -226,7 +226,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "lse_base": parse_choice("e", "2"),
     "empty_lse": parse_float,
     "unread": parse_choice("nan", "numbers"),
-    "pages": parse_choice("shuffled", "descending", "huge"),
+    "pages": parse_choice("shuffled", "descending", "huge", "strided"),
     "shard_layout": parse_choice("contiguous", "interleaved"),
     "pairing": parse_choice("interleaved", "neox"),
     "angles": parse_choice("recurrence", "power", "closed", "table"),

@@ -24,11 +24,13 @@ OPERATIONS: dict[str, tuple[Any, dict[str, str]]] = {
     "run": (commands.run, {"source": "case", "out": "out", "precision": "precision", "backend": "backend",
                            "out_dtype": "out_dtype"}),
     "check": (commands.check, {"source": "case", "actual": "actual", "tol": "tol", "atol": "atol", "rtol": "rtol",
-                               "numerics": "numerics", "rules": "rules"}),
-    "explain": (commands.explain, {"source": "case"}),
+                               "numerics": "numerics", "rules": "rules", "diagnose": "diagnose", "blind": "blind"}),
+    "diagnose": (commands.diagnose, {"source": "case", "actual": "actual", "numerics": "numerics"}),
+    "explain": (commands.explain, {"source": "case", "blind": "blind", "numerics": "numerics"}),
     "info": (commands.info, {}),
 }
-REQUIRED = {"case": ("case", "out"), "run": ("case",), "check": ("case", "actual"), "explain": ("case",), "info": ()}
+REQUIRED = {"case": ("case", "out"), "run": ("case",), "check": ("case", "actual"), "diagnose": ("case", "actual"),
+            "explain": ("case",), "info": ()}
 
 
 def serve(requests: IO[bytes], answers: IO[str]) -> int:
@@ -91,6 +93,10 @@ def _perform(request: dict[str, Any]) -> dict[str, Any]:
     for key, value in request.items():
         if key not in names.values():
             raise InputError(f"{op} does not take {key}, expected {', '.join(names.values()) or 'nothing'}")
+        if key in ("diagnose", "blind"):
+            if not isinstance(value, bool):
+                raise InputError(f"{key} is {value!r}, expected true or false")
+            continue
         number = key in ("tol", "atol", "rtol")
         if number and isinstance(value, int) and abs(value) >= 2**64:
             raise InputError(f"{key} is an integer of more than 64 bits, expected a number")

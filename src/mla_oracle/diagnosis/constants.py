@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays import Array
+from ..metrics import of_rows
 from ..mutants import Mutant, causal, columns, lengths, tail
 from ..mutants.evaluate import evaluate
 from . import made
@@ -228,9 +229,10 @@ def _denominator(known: list[Sample]) -> Iterator[Mutant]:
     """The same number e^(lse') - e^lse in every row of a request: lanes of score 0 that count, or a sink."""
     found = []
     for k in known:
-        if k.lse is None or not np.isfinite(k.lse).all():
+        lse = _shrunk(k) if k.lse is None else k.lse
+        if lse is None or not np.isfinite(lse).all():
             return
-        more = np.exp(k.lse) - np.exp(k.right)
+        more = np.exp(lse) - np.exp(k.right)
         if not np.median(more) > 0 or np.abs(more - np.median(more)).max() > 0.05 * np.median(more):
             return
         found.append((k.length, float(np.median(more))))
@@ -243,6 +245,15 @@ def _denominator(known: list[Sample]) -> Iterator[Mutant]:
     numbers = [n for _, n in found]
     if max(numbers) - min(numbers) <= 0.02 * max(numbers):
         yield made.sink(float(np.log(np.mean(numbers))))
+
+
+def _shrunk(k: Sample) -> Array | None:
+    """The lse [R] of rows of out that are the right ones shrunk by a denominator that is too large; None: not so."""
+    if k.out is None:
+        return None
+    p = np.exp(k.s - k.right[:, None]) @ np.nan_to_num(k.values)  # [R, V]
+    _, cosine, ratio = of_rows(np.nan_to_num(k.out), p)
+    return k.right - np.log(ratio) if cosine.min() > 0.9999 and ratio.max() < 1 else None
 
 
 def factors(evidence: Evidence, mutant: Mutant | None = None) -> Iterator[Mutant]:
@@ -266,6 +277,7 @@ def factors(evidence: Evidence, mutant: Mutant | None = None) -> Iterator[Mutant
                 yield columns.row_factor(float(f"{value:.4g}"))
             continue
         yield made.lse_plus(float(f"{np.median(g - w):.6g}"))
-        ratio = np.median(g / w)
+        with np.errstate(all="ignore"):
+            ratio = np.median(g / w)
         if np.isfinite(ratio):
             yield made.lse_times(float(f"{ratio:.6g}"))

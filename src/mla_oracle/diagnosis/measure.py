@@ -73,6 +73,11 @@ class Measure:
                 units = np.maximum(units, np.sqrt(np.square(z).mean(-1)) / rms)
             return np.where(np.isnan(units), np.inf, units / growth)
 
+    def scale_of(self, name: str) -> Array:
+        """[*rows, V], or [*rows] of an lse: what the budget allows one element."""
+        largest = self._limits[name][1]
+        return self._scales[name] * (largest if name.endswith("lse") else largest[..., None])
+
     def _ratio(self, name: str, actual: Array, other: Array, scale: Array, truth: Array) -> Array:
         """|actual - other| / scale: 0 where they are the same value, also NaN.
 

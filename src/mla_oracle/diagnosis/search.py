@@ -17,7 +17,7 @@ from .variants import variants
 
 SETTLED = 0.97  # of the error: no further search
 EXACT = 2.0  # mean squared budgets: no constant can be better
-LEAST = 0.8  # of the error: below, no class is named
+LEAST = 0.9  # of the error: below, no class is named
 PARTS = 8
 # What is composed with, beside what explains most.
 COMMON = ("rope.pairing", "rope.dropped", "causal.none", "temperature.row-width", "temperature.no-mscale", "lse.base-2")
@@ -39,12 +39,20 @@ def search(evidence: Evidence) -> tuple[list[Fit], int]:
         known = {fit.mutant.name for fit in fits}
         fits += _fits(evidence, (mutant for mutant in step() if mutant.name not in known))
     count = len(fits)
+    alone = {fit.mutant.name: fit.share for fit in fits if " + " not in fit.mutant.name}
+    fits = [fit for fit in fits if fit.share > _best_part(fit.mutant, alone) + RESTRICTION]
     fits = [restricted(evidence, fit) for fit in fits]
     return ranked([fit for fit in fits if fit.share > 0]), count
 
 
 def _fits(evidence: Evidence, mutants: Iterable[Mutant]) -> list[Fit]:
     return evidence.fits(mutant for mutant in mutants if evidence.suspects.applies(mutant))
+
+
+def _best_part(mutant: Mutant, alone: dict[str, float]) -> float:
+    """What one part of a composition explains alone; of a single mutant less than anything."""
+    parts = mutant.name.split(" + ")
+    return max(alone.get(part, -1.0) for part in parts) if len(parts) > 1 else -1.0
 
 
 def _settled(fits: list[Fit]) -> bool:

@@ -65,6 +65,7 @@ def _paged(block: int, most: int, row: int) -> Iterator[str]:
         yield f"block={P},lens={lens(2 * P + 7, 0, 3, 3 * P)},tokens=2,inputs={inputs},unread=numbers"
         yield f"block={P},lens={lens(2 * P + 7, 0, 3, 3 * P)},inputs={inputs}"
     yield f"block={P},lens={lens(2 * P + 1, P, 7)},pages=huge,unread=numbers"
+    yield f"block={P},lens={lens(2 * P + 1, P, 7)},pages=strided,unread=numbers"
     yield f"block={P},lens={lens(8, 5, 9, 12)},tokens=8,unread=numbers"
     yield f"block=1,lens={lens(9, 4, 1, 0, 70)},unread=numbers"
     yield f"block=128,lens={lens(300, 70, 128)},unread=numbers"

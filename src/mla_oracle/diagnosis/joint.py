@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One kernel on several cases: the function that explains all of them, those it passes among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..mutants import Mutant
+from .score import FAR, WITHIN, Evidence, Fit, joined, ranked
+
+Sums = tuple[float, float, float, float]
+
+
+def unexplained(evidence: Evidence) -> Sums:
+    """The sums of a mutant that the case cannot have: it gives the truth."""
+    error = np.concatenate([u.ravel() for u in evidence.error.values()])
+    return 0.0, float((error > WITHIN).sum()), float(np.square(np.minimum(error, FAR)).sum()), float(error.size)
+
+
+def sums_of(evidence: Evidence, mutants: Iterable[Mutant] | None = None) -> dict[str, Sums]:
+    """The sums of every mutant that applies by name, and of what does not under ""."""
+    asked = evidence.suspects.applicable() if mutants is None else mutants
+    found = {fit.mutant.name: fit.sums for fit in evidence.fits(m for m in asked if evidence.suspects.applies(m))}
+    return {**found, "": unexplained(evidence)}
+
+
+def together(mutants: Sequence[Mutant], cases: Sequence[Mapping[str, Sums]]) -> list[Fit]:
+    """Every mutant over all cases, best first."""
+    fits = []
+    for mutant in mutants:
+        of_cases = [Fit(mutant, 0.0, 0.0, sums=case.get(mutant.name, case[""])) for case in cases]
+        # A case counts as much as any other, however many rows it has.
+        even = [replace(fit, sums=tuple(x / max(fit.sums[3], 1) for x in fit.sums)) for fit in of_cases]
+        fits.append(joined(even))
+    return ranked(fits)
