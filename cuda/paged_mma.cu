@@ -15,10 +15,10 @@
 // read again where splits are combined. Nanoseconds a key of a request while every multiprocessor works:
 //   memory   from it once / once for each group, at 2.04 3.35 4.8 8.0 TB/s as published
 //   tensor   at 312 989 989 2250 TFLOP/s dense; mma.sync has a part of the last three: at half, the limiters stay
-//   shared   10 KiB a key and group (8 KiB with 32 rows) at 128 bytes a cycle, no bank conflicts
+//   shared   10 KiB a key and group (15 KiB with tiles of 32 keys) at 128 bytes a cycle, no bank conflicts
 //
 //               rows keys  shared  registers   T x H = 16              64                      128
-//   A100 sm_80   32   32   150 KiB    199      .57/.57 .22 .42 memory  .57/1.13 .45 .85 shared .57/2.26 .89 1.69 shared
+//   A100 sm_80   64   32   150 KiB    199      .57/.57 .45 .77 shared  .57/.57  .45 .77 shared .57/1.13 .89 1.54 shared
 //   H100 sm_90   64   64   226 KiB    211      .34/.34 .14 .33 memory  .34/.34  .14 .33 memory .34/.69  .28 .66  shared
 //   H200 sm_90   64   64   226 KiB    211      .24/.24 .14 .33 shared  .24/.24  .14 .33 shared .24/.48  .28 .66  shared
 //   B200 sm_100  64   64   226 KiB    243      .14/.14 .06 .29 shared  .14/.14  .06 .29 shared .14/.29  .12 .58  shared
