@@ -316,7 +316,7 @@ def test_the_ends_on_tensor_cores_are_held_to_their_bounds(monkeypatch):
     bench, sizes = Bench("ptx"), (3, 2, 40, 24, 16, 72)
     assert trials.judge_end(bench, "query", "bf16", sizes)["ok"]
     assert trials.judge_end(bench, "project", "f16", sizes)["ok"]
-    monkeypatch.setattr(trials.absorbed_ends, "project", lambda machine, o, w, out: _zero(machine, out))
+    monkeypatch.setattr(trials.absorbed_mma, "up_project", lambda machine, o, w, out: _zero(machine, out))
     assert "of its bound" in trials.judge_end(bench, "project", "f16", sizes)["reason"]
 
 

@@ -17,8 +17,7 @@ from mla_oracle import compare, dtypes, generate, oracle
 from mla_oracle.arrays import Array
 from mla_oracle.cases import Case, PagedCase
 from mla_oracle.errors import OracleError
-from mla_oracle.gpu import forms
-from mla_oracle.gpu.check import absorbed_ends
+from mla_oracle.gpu import absorbed_mma, forms
 from mla_oracle.gpu.check.part import Bench
 from mla_oracle.gpu.check.report import Finding
 from mla_oracle.gpu.driver import DriverError
@@ -131,7 +130,7 @@ def run(bench: Bench, case: Case, trial: Trial) -> dict[str, Array]:
 
 
 def judge_end(bench: Bench, end: str, dtype: str, sizes: tuple[int, ...]) -> Finding:
-    """An end of the absorbed form on tensor cores, within the bound of absorbed_ends."""
+    """An end of the absorbed form on tensor cores, within the bound of gpu.absorbed_mma."""
     T, H, P, V, R, L = sizes
     machine, rng, stored = bench.machine, np.random.default_rng(0), dtypes.dtype(dtype)
     step = 2.0**-8 if dtype == "bf16" else 2.0**-11
@@ -145,13 +144,13 @@ def judge_end(bench: Bench, end: str, dtype: str, sizes: tuple[int, ...]) -> Fin
     if end == "query":
         q_pe = rng.standard_normal((T, H, R)).astype(stored)
         out = machine.empty((T, H, L + R), stored)
-        absorbed_ends.query(machine, there[0], forms.put(machine, q_pe), there[1], out)
+        absorbed_mma.absorb_query(machine, there[0], forms.put(machine, q_pe), there[1], out)
         whole: Any = machine.download(out)
         copied = whole[..., L:].tobytes() == q_pe.tobytes()
         got, allowed = whole[..., :L].astype(np.float64), 1.1 * P * EPS * size + step * np.abs(truth) + 2.0**-24
     else:
         out = machine.empty((T, H, width), np.float32)
-        absorbed_ends.project(machine, *there, out)
+        absorbed_mma.up_project(machine, *there, out)
         copied = True
         got, allowed = machine.download(out).astype(np.float64), (1.1 * L * EPS + step) * size + L * 2.0**-24
     units = float((np.abs(got - truth) / allowed).max())

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mla_oracle.gpu import forms, paged_mma
-from mla_oracle.gpu.check import absorbed_ends
+from mla_oracle.gpu import absorbed_mma, forms, paged_mma
 from mla_oracle.gpu.check.clock import filled
 from mla_oracle.gpu.check.limits import Limits
 from mla_oracle.gpu.check.part import Bench
@@ -105,7 +104,7 @@ def ends(bench: Bench, widths: Widths, dtype: str, end: str, T: int, H: int) -> 
     if end.startswith("project"):
         o, weight = filled(bench, (T, H, w.L), "f32"), filled(bench, (H, w.V, w.L), dtype, 2)
         out = machine.empty((T, H, w.V), np.float32)
-        project = absorbed_ends.project if mma else forms.up_project
+        project = absorbed_mma.up_project if mma else forms.up_project
         moved = item * H * w.V * w.L + 4.0 * T * H * (w.L + w.V)
         return Work(lambda _: project(machine, o, weight, out), operations, moved, {})
     q, weight = filled(bench, (T, H, w.P), dtype), filled(bench, (H, w.P, w.L), dtype, 2)
@@ -113,7 +112,7 @@ def ends(bench: Bench, widths: Widths, dtype: str, end: str, T: int, H: int) -> 
     if mma:
         q_pe, row = filled(bench, (T, H, w.R), dtype, 3), machine.empty((T, H, w.D), q.dtype)
         moved += item * T * H * (w.R + w.D)
-        return Work(lambda _: absorbed_ends.query(machine, q, q_pe, weight, row), operations, moved, {})
+        return Work(lambda _: absorbed_mma.absorb_query(machine, q, q_pe, weight, row), operations, moved, {})
     out = machine.empty((T, H, w.L), np.float32)
     return Work(lambda _: forms.absorb_query(machine, q, weight, out), operations, moved + 4.0 * T * H * w.L, {})
 
