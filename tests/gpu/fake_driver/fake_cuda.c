@@ -94,7 +94,7 @@ static Status cuDeviceGetName(char *name, int size, int device) {
 
 static Status cuDeviceTotalMem(size_t *bytes, int device) {
     CALL("cuDeviceTotalMem %d\n", device);
-    *bytes = (size_t)1 << 30;
+    *bytes = (size_t)number("FAKE_CUDA_GIB", 1) << 30;
     return OK;
 }
 
@@ -102,7 +102,7 @@ static Status cuDeviceGetAttribute(int *value, int which, int device) {
     CALL("cuDeviceGetAttribute %d %d\n", which, device);
     int arch = number("FAKE_CUDA_ARCH", 90);
     *value = which == 75 ? arch / 10 : which == 76 ? arch % 10 : which == 97 ? number("FAKE_CUDA_SMEM", 232448)
-             : which == 115 ? number("FAKE_CUDA_POOLS", 1) : 0;
+             : which == 115 ? number("FAKE_CUDA_POOLS", 1) : which == 16 ? 132 : which == 38 ? 60 << 20 : 0;
     return OK;
 }
 

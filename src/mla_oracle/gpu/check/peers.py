@@ -59,17 +59,19 @@ def findings(bench: Bench) -> Iterator[Finding]:
 class Problem:
     """Torch's tensors of a paged problem, as many of them as L2 does not hold: q, tables [copy], one pool of pages."""
 
-    def __init__(self, device: Device, B: int, H: int, length: int, l2: int, multiprocessors: int) -> None:
+    def __init__(
+        self, device: Device | None, B: int, H: int, length: int, l2: int, multiprocessors: int, where: str = "cuda"
+    ) -> None:
         import torch
 
         self.device, self.B, self.H, self.length, self.multiprocessors = device, B, H, length, multiprocessors
         blocks = length // BLOCK
         copies = max(1, -(-2 * l2 // (2 * B * length * (L + R))))
-        self.cache = torch.empty(copies * B * blocks, BLOCK, L + R, dtype=torch.bfloat16, device="cuda").normal_()
-        self.q = [torch.randn(B, H, L + R, device="cuda").to(torch.bfloat16) for _ in range(copies)]
-        order = torch.randperm(copies * B * blocks, device="cuda").to(torch.int32).reshape(copies, B, blocks)
+        self.cache = torch.empty(copies * B * blocks, BLOCK, L + R, dtype=torch.bfloat16, device=where).normal_()
+        self.q = [torch.randn(B, H, L + R, device=where).to(torch.bfloat16) for _ in range(copies)]
+        order = torch.randperm(copies * B * blocks, device=where).to(torch.int32).reshape(copies, B, blocks)
         self.tables = [order[copy].contiguous() for copy in range(copies)]
-        self.lengths = torch.full((B,), length, dtype=torch.int32, device="cuda")
+        self.lengths = torch.full((B,), length, dtype=torch.int32, device=where)
 
     def of(self, index: int) -> tuple[Any, Any]:
         copy = index % len(self.q)
@@ -93,12 +95,14 @@ def _timed(bench: Bench, problem: Problem, name: str, make: Callable[[Problem], 
 
 
 def _numpy(problem: Problem, out: Any) -> Any:
+    assert problem.device is not None
     problem.device.synchronize()
     return out.float().cpu().numpy() if hasattr(out, "cpu") else problem.device.download(out)
 
 
 def run_ours(p: Problem) -> Decode:
     device = p.device
+    assert device is not None
     cache, lengths = device.upload(p.cache), device.upload(p.lengths)
     inputs = [(device.upload(q[:, None]), device.upload(table)) for q, table in zip(p.q, p.tables, strict=True)]
     keys = paged_mma.split_keys(p.B, p.H, p.length, device.arch, p.multiprocessors)
@@ -106,8 +110,10 @@ def run_ours(p: Problem) -> Decode:
 
     def run(index: int) -> Any:
         q, table = inputs[index % len(inputs)]
-        options = {"longest": p.length, "split_keys": keys, "kernel": "mma"}
-        forms.decode_paged(device, q, cache, table, lengths, SCALE, True, 1.0, -np.inf, out, lse, **options)
+        forms.decode_paged(
+            device, q, cache, table, lengths, SCALE, True, 1.0, -np.inf, out, lse,
+            longest=p.length, split_keys=keys, kernel="mma",
+        )  # fmt: skip
         return out
 
     return run
