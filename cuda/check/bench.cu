@@ -11,7 +11,9 @@ __device__ inline float noise(long long i, unsigned seed) {
 }
 
 // A thread per number.
-extern "C" __global__ void __launch_bounds__(THREADS) bench_fill_f32(float *out, long long n, unsigned seed, float size) {
+extern "C" __global__ void __launch_bounds__(THREADS) bench_fill_f32(
+    float *out, long long n, unsigned seed, float size
+) {
     long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
     if (i < n) out[i] = size * noise(i, seed);
 }

@@ -45,6 +45,8 @@ TWO(mul_rn_ftz_f32, "mul.rn.ftz.f32")
 THREE(fma_rn_f32, "fma.rn.f32")
 THREE(fma_rn_ftz_f32, "fma.rn.ftz.f32")
 THREE(fma_rz_f32, "fma.rz.f32")
+THREE(fma_rm_f32, "fma.rm.f32")
+THREE(fma_rp_f32, "fma.rp.f32")
 TWO(div_rn_f32, "div.rn.f32")
 ONE(rcp_rn_f32, "rcp.rn.f32")
 ONE(sqrt_rn_f32, "sqrt.rn.f32")
@@ -92,6 +94,8 @@ ONE(cvt_rn_f32_s32, "cvt.rn.f32.s32")
 ONE(cvt_rn_f32_u32, "cvt.rn.f32.u32")
 ONE(cvt_rni_f32_f32, "cvt.rni.f32.f32")
 ONE(cvt_rmi_f32_f32, "cvt.rmi.f32.f32")
+ONE(cvt_rzi_f32_f32, "cvt.rzi.f32.f32")
+ONE(cvt_sat_f32_f32, "cvt.sat.f32.f32")
 #ifdef HAS_E4M3
 TWO_TO_HALF(cvt_rn_satfinite_e4m3x2_f32, "cvt.rn.satfinite.e4m3x2.f32")
 TWO_TO_HALF(cvt_rn_satfinite_e5m2x2_f32, "cvt.rn.satfinite.e5m2x2.f32")
@@ -115,6 +119,11 @@ HALF(ex2_approx_f16, "ex2.approx.f16")
 HALF(tanh_approx_f16, "tanh.approx.f16")
 
 // Integers and bits.
+#define DIVIDE(name, text) KERNEL(name, asm volatile(text " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b ? b : 1)))
+DIVIDE(div_u32, "div.u32")
+DIVIDE(rem_u32, "rem.u32")
+DIVIDE(div_s32, "div.s32")
+DIVIDE(rem_s32, "rem.s32")
 THREE(mad_lo_u32, "mad.lo.u32")
 TWO(mul_hi_s32, "mul.hi.s32")
 TWO(mul_hi_u32, "mul.hi.u32")
@@ -136,6 +145,26 @@ THREE(prmt_b32_rc16, "prmt.b32.rc16")
 LOP3(lop3_b32_96, "0x96")
 LOP3(lop3_b32_ca, "0xca")
 LOP3(lop3_b32_1d, "0x1d")
+// 64 bits: of a wide result the two words are laid over each other.
+__device__ inline unsigned folded(unsigned long long x) { return (unsigned)x * 3 ^ (unsigned)(x >> 32); }
+__device__ inline unsigned long long joined(unsigned low, unsigned high) {
+    return (unsigned long long)high << 32 | low;
+}
+// A number between 2^-160 and 2^160 of any sign and fraction.
+__device__ inline unsigned long long number(unsigned low, unsigned high, unsigned power) {
+    return joined(low, (high & 0x800fffff) | (1023 - 160 + power % 320) << 20);
+}
+#define WIDE(name, text, ...)                                                                                    \
+    KERNEL(name, unsigned long long w; asm volatile(text ";" : "=l"(w) : __VA_ARGS__); d = folded(w))
+WIDE(mul_wide_s32, "mul.wide.s32 %0, %1, %2", "r"(a), "r"(b))
+WIDE(mad_wide_u32, "mad.wide.u32 %0, %1, %2, %3", "r"(a), "r"(b), "l"(joined(c, a)))
+WIDE(mul_lo_s64, "mul.lo.s64 %0, %1, %2", "l"(joined(a, b)), "l"(joined(c, a)))
+WIDE(div_s64, "div.s64 %0, %1, %2", "l"(joined(a, b)), "l"(joined(c | 1, a >> c % 32)))
+WIDE(bfi_b64, "bfi.b64 %0, %1, %2, %3, %4", "l"(joined(a, b)), "l"(joined(b, a)), "r"(c & 63), "r"(c >> 8 & 63))
+WIDE(mul_rn_f64, "mul.rn.f64 %0, %1, %2", "l"(number(a, b, c)), "l"(number(b, a, c >> 9)))
+WIDE(cvt_rn_f64_s64, "cvt.rn.f64.s64 %0, %1", "l"(joined(a, b)))
+KERNEL(cvt_rn_f32_s64, asm volatile("cvt.rn.f32.s64 %0, %1;" : "=r"(d) : "l"(joined(a, b))))
+KERNEL(cvt_rn_f32_f64, asm volatile("cvt.rn.f32.f64 %0, %1;" : "=r"(d) : "l"(number(a, b, c))))
 ONE(popc_b32, "popc.b32")
 ONE(clz_b32, "clz.b32")
 ONE(brev_b32, "brev.b32")
@@ -152,7 +181,8 @@ SHFL(shfl_sync_up_b32, "shfl.sync.up.b32")
 SHFL(shfl_sync_down_b32, "shfl.sync.down.b32")
 SHFL(shfl_sync_bfly_b32, "shfl.sync.bfly.b32")
 KERNEL(vote_sync_ballot_b32,
-       asm volatile("{ .reg .pred q; setp.lt.u32 q, %1, %2; vote.sync.ballot.b32 %0, q, -1; }" : "=r"(d) : "r"(a), "r"(b)))
+       asm volatile("{ .reg .pred q; setp.lt.u32 q, %1, %2; vote.sync.ballot.b32 %0, q, -1; }"
+                    : "=r"(d) : "r"(a), "r"(b)))
 ALL(redux_sync_add_u32, "redux.sync.add.u32")
 ALL(redux_sync_min_s32, "redux.sync.min.s32")
 ALL(redux_sync_max_u32, "redux.sync.max.u32")
@@ -194,8 +224,8 @@ ONE(movmatrix_sync_aligned_m8n8_trans_b16, "movmatrix.sync.aligned.m8n8.trans.b1
         __shared__ __align__(16) unsigned rows[128];                                                             \
         long long first = 4 * (blockIdx.x * 32LL + threadIdx.x);                                                 \
         for (int j = 0; j < 4; j++) rows[4 * threadIdx.x + j] = c_[first + j];                                   \
-        asm volatile(text " [%0], [%1], " #size ", %2;"                                                          \
-                     :: "r"(address_of(rows + 4 * threadIdx.x)), "l"(a_ + first), "r"(b_[first] % (size + 1)) : "memory"); \
+        unsigned at = address_of(rows + 4 * threadIdx.x), bytes = b_[first] % (size + 1);                        \
+        asm volatile(text " [%0], [%1], " #size ", %2;" ::"r"(at), "l"(a_ + first), "r"(bytes) : "memory");      \
         end_of_group();                                                                                          \
         wait_for_groups();                                                                                       \
         for (int j = 0; j < 4; j++) d_[first + j] = rows[4 * threadIdx.x + j];                                   \

@@ -305,6 +305,14 @@ def test_other_bits_the_second_time_are_no_good_trial(monkeypatch):
     assert trials.judge(bench, PAGED)["reason"] == "two runs differ in their bits"
 
 
+def test_a_number_where_a_row_sees_nan_is_no_good_trial(monkeypatch):
+    trial, run = trials.Trial(PAGED.id, "mma", 64, np.nan), trials.run
+    assert trials.judge(Bench("ptx"), trial)["ok"] and "nan in a row" in str(trial)
+    monkeypatch.setattr(trials, "run", lambda *args: {name: np.nan_to_num(x) for name, x in run(*args).items()})
+    found = trials.judge(Bench("ptx"), trial)
+    assert not found["ok"] and "nan" in found["reason"].lower()
+
+
 def test_a_trial_that_faults_is_told_and_the_next_one_runs(monkeypatch):
     ids = ["paged:heads=1,row=16,value=17,scale=1,lens=1", "merge:states=1,rows=3,heads=2,value=5"]
     monkeypatch.setattr(trials, "trials", lambda small: [trials.Trial(id) for id in ids])

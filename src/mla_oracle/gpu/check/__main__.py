@@ -37,6 +37,7 @@ PARTS: Mapping[str, tuple[str, float]] = {
     "peers": ("mla_oracle.gpu.check.peers", 50),
 }
 SECONDS = 340
+PACKAGES = ("mla-oracle", "numpy", "cuda-bindings", "torch", "triton", "flashinfer-python", "flash-mla")
 
 
 def main(argv: Sequence[str] | None = None, parts: Mapping[str, tuple[str, float]] = PARTS) -> int:
@@ -78,10 +79,16 @@ def _about(machine: str) -> dict[str, Any]:
 
     from mla_oracle.gpu import driver, nvrtc
 
+    def version(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
     about: dict[str, Any] = {
         "machine": machine,
-        "mla_oracle": metadata.version("mla-oracle"),
         "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
         "nvrtc": ".".join(map(str, nvrtc.version())),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
     }

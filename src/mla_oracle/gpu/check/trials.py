@@ -8,7 +8,7 @@ rounds: on tensor cores weights in the cache's dtype, in the scalar kernels noth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ SHAPES = (  # of paged cases, rows multiples of 16 so that both kernels take the
     ("heads=5,row=64,value=48,scale=0.125,lens=200,block=64,inputs=rising", 64),
 )
 ODD = "heads=3,row=33,value=17,scale=0.125,lens=70+1,tokens=2,block=16"  # for the scalar kernels alone
+SPOILED = "heads=5,row=48,value=32,scale=0.125,lens=33+150,tokens=2,block=16"  # with numbers that are not finite
 LARGE_SHAPES = (
     ("geometry=deepseek-v3,lens=1+63+64+65+1000+4096", 512),
     ("geometry=glm-5.2,lens=8192+777,inputs=peaked", 1024),
@@ -60,14 +61,29 @@ KINDS = {"naive": ("f32",), "absorbed": ("f32", "bf16")}
 
 @dataclass(frozen=True)
 class Trial:
-    """A case, and for paged ones which kernel runs with which splits."""
+    """A case, and for paged ones which kernel runs with which splits, and a number that is put into a visible row."""
 
     id: str
     kernel: str | None = None
     split_keys: int = 512
+    number: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.id} ({self.kernel}, splits of {self.split_keys})" if self.kernel else self.id
+        if self.kernel is None:
+            return self.id
+        number = "" if self.number is None else f", {self.number} in a row"
+        return f"{self.id} ({self.kernel}, splits of {self.split_keys}{number})"
+
+    def case(self) -> Case:
+        """The number is in the row in the middle of the last request, where every query is positive."""
+        case = generate(self.id)
+        if self.number is None or not isinstance(case, PagedCase):
+            return case
+        block, offset = divmod(int(case.seq_lens[-1]) // 2, case.kv_cache.shape[1])
+        q, kv_cache = case.q.copy(), case.kv_cache.copy()
+        q[..., 3] = np.abs(q[..., 3]) + 1
+        kv_cache[case.block_table[-1, block], offset, 3] = self.number
+        return replace(case, q=q, kv_cache=kv_cache)
 
 
 def trials(small: bool) -> list[Trial]:
@@ -75,6 +91,8 @@ def trials(small: bool) -> list[Trial]:
     kinds = [(dtype, kernel) for dtype in ("f32", "f16", "bf16") for kernel in ("scalar", "mma")]
     kinds.remove(("f32", "mma"))
     chosen = [Trial(f"paged:{shape},dtype={kind[0]}", kind[1], split) for shape, split in SHAPES for kind in kinds]
+    for number in (np.nan, np.inf, -np.inf):
+        chosen += [Trial(f"paged:{SPOILED},dtype={dtype}", kernel, 64, number) for dtype, kernel in kinds]
     chosen += [Trial(f"paged:{ODD},dtype={dtype}", "scalar", 32) for dtype in ("f32", "f16", "bf16")]
     dense = DENSE if small else DENSE + LARGE_DENSE
     chosen += [Trial(f"{kind}:{shape},dtype={dtype}") for kind in KINDS for dtype in KINDS[kind] for shape in dense]
@@ -100,7 +118,7 @@ def findings(bench: Bench) -> Iterator[Finding]:
 
 
 def judge(bench: Bench, trial: Trial) -> Finding:
-    case = generate(trial.id)
+    case = trial.case()
     truth = oracle.expected(case, precision="f64")
     results = run(bench, case, trial)
     again = run(bench, case, trial)
