@@ -128,9 +128,10 @@ def judge(bench: Bench, trial: Trial) -> Finding:
     reason = "" if verdict.passed else verdict.reason
     if not same:
         reason = f"two runs differ in their bits{'; ' if reason else ''}{reason}"
-    figures = verdict.figures[case.results[0]]
-    found: Finding = {"name": str(trial), "ok": verdict.passed and same, "units": figures.units}
-    return found | {"max_abs_error": figures.max_abs_error} | ({"reason": reason} if reason else {})
+    found: Finding = {"name": str(trial), "ok": verdict.passed and same, **({"reason": reason} if reason else {})}
+    if figures := verdict.figures.get(case.results[0]):  # none of what is not finite where it should be
+        found |= {"units": figures.units, "max_abs_error": figures.max_abs_error}
+    return found
 
 
 def run(bench: Bench, case: Case, trial: Trial) -> dict[str, Array]:
