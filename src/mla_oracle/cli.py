@@ -81,6 +81,9 @@ def parser() -> argparse.ArgumentParser:
     mutants.add_argument("case", nargs="?", help="a case file, a folder with manifest.json, or an id")
     mutants.add_argument("--json", action="store_true", help="one JSON object in the place of a table")
 
+    suite = commands.add_parser("suite", help="choose cases that see every mutant, or run an engine over them")
+    _add_suite(suite)
+
     commands.add_parser("serve", help="answer JSON lines on stdin, many cases in one process")
     commands.add_parser("selftest", help="reproduce the published bits")
     info = commands.add_parser("info", help="versions, backends, paths")
@@ -120,6 +123,25 @@ def _argument_words() -> str:
     from .ptx import convention
 
     return convention.__doc__ or ""
+
+
+def _add_suite(suite: argparse.ArgumentParser) -> None:
+    suite.add_argument("--geometry", metavar="G", help="a preset, or heads=H,row=D,value=V,scale=S")
+    suite.add_argument("--dtype", default="bf16", help="of query and cache: bf16, f16 or f32 (default: bf16)")
+    suite.add_argument("--block", type=int, default=64, help="rows of a page (default: 64)")
+    suite.add_argument("--max-tokens", type=int, default=4200, metavar="N", help="keys of a case (default: 4200)")
+    suite.add_argument("--kinds", default="paged", help="kinds of case, joined by + (default: paged)")
+    suite.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
+    suite.add_argument("-o", "--out", metavar="DIR", help="write the cases and suite.json there")
+    runs = suite.add_subparsers(dest="action", metavar="run", parser_class=Parser)
+    run = runs.add_parser("run", help="run an engine over cases")
+    run.add_argument("cases", nargs="+", help="folders with suite.json or case files, case files, or ids")
+    run.add_argument("--exec", required=True, dest="line", metavar="CMD", help="a command with {case} and {out}")
+    run.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time (default: 1)")
+    run.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds a case may take (default: 300)")
+    run.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
+    for name, what in (("junit", "JUnit XML"), ("json", "JSON"), ("html", "one HTML page")):
+        run.add_argument(f"--{name}", metavar="FILE", help=f"write the report as {what}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -178,6 +200,8 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
             return 0, plan
         case "mutants":
             return 0, commands.mutants(args.case) if args.json else commands.mutants_table(args.case)
+        case "suite":
+            return _suite(args)
         case "serve":
             from .serve import serve
 
@@ -202,6 +226,23 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
                 _say(line)
             return int(answer["verdict"] == "fail"), answer
     raise InputError("no command given (see mla-oracle --help)")
+
+
+def _suite(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
+    from .suites import command
+
+    if args.action is None:
+        if args.geometry is None:
+            raise InputError("suite needs --geometry, or run (see mla-oracle suite --help)")
+        asked = ("dtype", "block", "max_tokens", "kinds", "numerics", "out")
+        how = {name: getattr(args, name) for name in asked}
+        return 0, command.make_suite(args.geometry, **how, say=_say)
+    how = {name: getattr(args, name) for name in ("jobs", "timeout", "numerics")}
+    files = {name: getattr(args, name) for name in ("junit", "json", "html")}
+    report, answer = command.run_command(args.cases, args.line, **how, files=files, say=_say)
+    for line in report.table().splitlines():
+        _say(line)
+    return int(not report.passed), answer
 
 
 def _say_diagnosis(found: dict[str, Any] | None) -> None:

@@ -95,7 +95,7 @@ def _axes(bad: Array, held: Array) -> Iterator[Fact]:
         if hit.size > 1 and not (hit if axis else hit[held]).all():
             wrong = [int(i) for i in np.flatnonzero(hit)]
             text = f"only {plural(name, len(wrong))} {ranges(wrong)} of {hit.size} {_are(wrong)} wrong"
-            yield Fact(f"{name}s", text, {"wrong": ranges(wrong), "of": int(hit.size)})
+            yield Fact(plural(name, 2), text, {"wrong": ranges(wrong), "of": int(hit.size)})
 
 
 def _lengths(case: PagedCase, bad: Array, rows: Mapping[str, Array]) -> Iterator[Fact]:

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `mla-oracle suite` and `mla-oracle suite run` do."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import InputError
+from .choose import Suite, choose
+from .engines import Command
+from .junit import junit
+from .outcome import Outcome, Report
+from .page import page
+from .probes import KINDS, probes
+from .run import run_suite
+
+JSON = dict[str, Any]
+Say = Callable[[str], None]
+INDEX = "suite.json"
+
+
+def sizes_of(geometry: str, dtype: str) -> str:
+    """The sizes of ids: of a preset's name, or heads=...,row=...,value=...,scale=... as they stand."""
+    return f"{geometry if '=' in geometry else f'geometry={geometry}'},dtype={dtype}"
+
+
+def make_suite(
+    geometry: str,
+    *,
+    dtype: str = "bf16",
+    block: int = 64,
+    max_tokens: int = 4200,
+    kinds: str = "paged",
+    numerics: str | None = None,
+    out: str | None = None,
+    say: Say = lambda line: None,
+) -> JSON:
+    """Choose a suite, and write its cases and suite.json into the folder `out`, if given."""
+    from ..exchange import write_case
+    from ..inputs import generate
+
+    wanted = tuple(kinds.split("+"))
+    for kind in wanted:
+        if kind not in KINDS:
+            raise InputError(f"kinds has {kind!r}, expected {', '.join(KINDS)} joined by +")
+    if max_tokens < 8 or block < 1:
+        raise InputError(f"max-tokens is {max_tokens} and block {block}, expected 8 or more and 1 or more")
+    if out is not None and os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
+        raise InputError(f"{out} exists, expected a new folder or an empty one")
+    ids = probes(sizes_of(geometry, dtype), block=block, max_tokens=max_tokens, kinds=wanted)
+    if not ids:
+        raise InputError(f"there are no {kinds} cases of {geometry!r}, expected a geometry that has a name")
+    suite = choose(ids, numerics, progress=say)
+    answer = {"geometry": geometry, **suite.as_json()}
+    say(coverage(suite))
+    if out is not None:
+        os.makedirs(out, exist_ok=True)
+        for i, case_id in enumerate(suite.cases):
+            answer["cases"][i]["file"] = name = f"{i:02}-{case_id.partition(':')[0]}.safetensors"
+            write_case(os.path.join(out, name), generate(case_id))
+        with open(os.path.join(out, INDEX), "w", encoding="utf-8") as file:
+            json.dump(answer, file, indent=1)
+        answer["folder"] = out
+    return answer
+
+
+def coverage(suite: Suite) -> str:
+    answer = suite.as_json()
+    said = f"{len(suite.cases)} of {suite.candidates} cases see {answer['seen']} of {answer['applicable']} mutants"
+    alike = f", {len(suite.alike)} groups of different classes stay alike" if suite.alike else ""
+    return f"{said} that apply{alike}; {len(suite.never)} need what no case has"
+
+
+def cases_of(source: str) -> list[str]:
+    """Case files of a folder with suite.json or of safetensors files; a file or an id as it is. Raises InputError."""
+    if not os.path.isdir(source):
+        return [source]
+    index = os.path.join(source, INDEX)
+    if os.path.exists(index):
+        try:
+            with open(index, encoding="utf-8") as file:
+                return [os.path.join(source, str(entry["file"])) for entry in json.load(file)["cases"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(f"{index} cannot be read, expected what mla-oracle suite wrote") from None
+    found = sorted(name for name in os.listdir(source) if name.endswith(".safetensors"))
+    if not found:
+        raise InputError(f"{source} holds no case, expected suite.json or case files")
+    return [os.path.join(source, name) for name in found]
+
+
+def run_command(
+    sources: Sequence[str],
+    line: str,
+    *,
+    jobs: int = 1,
+    timeout: float | None = 300.0,
+    numerics: str | None = None,
+    files: dict[str, str | None] | None = None,
+    say: Say = lambda line: None,
+) -> tuple[Report, JSON]:
+    """Run the command `line` over the cases; write junit, json and html files where they are named."""
+    if jobs < 1:
+        raise InputError(f"jobs is {jobs}, expected 1 or more")
+    if timeout is not None and not timeout > 0:
+        raise InputError(f"timeout is {timeout}, expected a number of seconds above 0")
+    cases = [case for source in sources for case in cases_of(source)]
+    engine = Command(line, timeout)
+
+    def progress(outcome: Outcome, done: int, total: int) -> None:
+        suspected = f", {outcome.suspected}" if outcome.suspected else ""
+        say(f"[{done}/{total}] {outcome.verdict}: {outcome.case}{suspected}")
+
+    how: Any = {"numerics": numerics, "progress": progress}
+    if jobs == 1:
+        report = run_suite(cases, engine, **how)
+    else:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
+            report = run_suite(cases, engine, executor, **how)
+    made = {"junit": junit, "html": page, "json": lambda r: json.dumps(r.as_json(), indent=1, allow_nan=False) + "\n"}
+    for name, path in (files or {}).items():
+        if path is not None:
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(made[name](report))
+            except OSError as error:
+                raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    return report, report.as_json()

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of one case of a suite: a verdict, or how the engine ended without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+VERDICTS = ("pass", "fail", "crash", "hang")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`errors`: [requests, queries, heads] of the largest error in budgets, by result. All of it can be pickled."""
+
+    case: str
+    verdict: str
+    reason: str
+    seconds: float = 0.0  # of the engine
+    named: bool = False
+    suspected: str = ""  # the class, where one is named
+    mutant: str = ""
+    summary: str = ""  # of the diagnosis
+    where: str = ""  # the fact that says most about the place
+    facts: tuple[str, ...] = ()
+    lens: tuple[int, ...] = ()
+    errors: Mapping[str, list[list[list[float]]]] = field(default_factory=dict)
+    sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of every mutant (diagnosis.joint)
+
+    def as_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        del fields["sums"], fields["errors"]
+        return fields
+
+
+@dataclass(frozen=True)
+class Report:
+    """`outcomes` in the order of the cases; `summary` is what explains all of them, empty where all pass."""
+
+    outcomes: list[Outcome]
+    summary: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return all(outcome.verdict == "pass" for outcome in self.outcomes)
+
+    def count(self, verdict: str) -> int:
+        return sum(outcome.verdict == verdict for outcome in self.outcomes)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "verdict": "pass" if self.passed else "fail",
+            **{verdict: self.count(verdict) for verdict in VERDICTS},
+            "summary": self.summary,
+            "cases": [outcome.as_json() for outcome in self.outcomes],
+        }
+
+    def table(self) -> str:
+        """case, verdict, suspected class, where."""
+        rows = [("case", "verdict", "suspected class", "where")]
+        for o in self.outcomes:
+            suspected = o.suspected or ("unknown" if o.verdict == "fail" else "")
+            rows.append((o.case, o.verdict, suspected, {"pass": "", "fail": o.where}.get(o.verdict, o.reason)))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + "  " + row[3]
+                 for row in rows]
+        counts = ", ".join(f"{self.count(v)} {v}" for v in VERDICTS if self.count(v))
+        return "\n".join([*(line.rstrip() for line in lines), counts, *([self.summary] if self.summary else [])])

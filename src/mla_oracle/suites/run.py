@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine over the cases of a suite: one after the other, or on any concurrent.futures executor.
+
+    report = run_suite(["paged:...", "case.safetensors"], engine)
+    report = run_suite(suite.cases, Command("my-kernel {case} {out}", timeout=60), ProcessPoolExecutor(4))
+    print(report.table())
+
+On processes the engine must be one that pickle can send. A crash or a hang is an outcome like any other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..arrays import Array
+from ..cases import Case, DenseCase, PagedCase
+from ..checks import widen
+from ..errors import InputError, OracleError
+from ..mutants import Mutant
+from .engines import EngineCrash, EngineHang, results_of
+from .outcome import Outcome, Report
+
+Engine = Callable[[Case], Any]
+PLACES = ("length", "multiple", "one key", "queries", "requests", "heads", "columns", "keys lost", "keys twice")
+
+
+def run_suite(
+    cases: Iterable[Case | str],
+    engine: Engine,
+    executor: Executor | None = None,
+    *,
+    numerics: Any = None,
+    progress: Callable[[Outcome, int, int], None] = lambda outcome, done, total: None,
+) -> Report:
+    """The outcome of `engine` on every case (a Case, an id or a file), in their order, and what explains them all.
+
+    `progress` is told of every outcome as it comes, with how many there are and will be.
+    """
+    given = list(cases)
+    done: dict[int, Outcome] = {}
+
+    def finish(i: int, outcome: Outcome) -> None:
+        done[i] = outcome
+        progress(outcome, len(done), len(given))
+
+    if executor is None:
+        for i, case in enumerate(given):
+            finish(i, run_one(case, engine, numerics))
+    else:
+        _spread(given, engine, executor, numerics, finish)
+    outcomes = [done[i] for i in range(len(given))]
+    return Report([replace(o, sums={}) for o in outcomes], explain_all(outcomes, given))
+
+
+def _spread(
+    given: Sequence[Case | str], engine: Engine, executor: Executor, numerics: Any, finish: Callable[[int, Outcome], None]
+) -> None:
+    running: dict[Future[Outcome], int] = {}
+    for i, case in enumerate(given):
+        try:
+            running[executor.submit(run_one, case, engine, numerics)] = i
+        except BrokenExecutor as error:
+            finish(i, _lost(case, error))
+    for future in as_completed(running):
+        i = running[future]
+        try:
+            finish(i, future.result())
+        except OracleError:
+            raise
+        except Exception as error:
+            finish(i, _lost(given[i], error))
+
+
+def _lost(case: Case | str, error: BaseException) -> Outcome:
+    said = " ".join(str(error).split())
+    return Outcome(_name(case), "crash", f"the executor lost it: {type(error).__name__}: {said}"[:400])
+
+
+def _name(case: Case | str) -> str:
+    return case if isinstance(case, str) else case.name
+
+
+def run_one(case: Case | str, engine: Engine, numerics: Any = None) -> Outcome:
+    """The outcome of one case. Raises InputError for a case that cannot be read or a command that cannot be run."""
+    from ..exchange import load_case
+
+    name = _name(case)
+    problem = load_case(case) if isinstance(case, str) else case
+    name = problem.id or name
+    start = time.perf_counter()
+    try:
+        returned = engine(problem)
+        seconds = time.perf_counter() - start
+        actual = results_of(problem, returned)
+    except EngineHang as error:
+        return Outcome(name, "hang", str(error), time.perf_counter() - start)
+    except EngineCrash as error:
+        return Outcome(name, "crash", str(error), time.perf_counter() - start)
+    except InputError as error:
+        if isinstance(error.__cause__, OSError) or "cannot be run" in str(error):
+            raise
+        return Outcome(name, "crash", str(error), time.perf_counter() - start)
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Outcome(name, "crash", said[:400], time.perf_counter() - start)
+    return judge(name, problem, actual, numerics, seconds)
+
+
+def judge(name: str, case: Case, actual: dict[str, Array], numerics: Any, seconds: float) -> Outcome:
+    """The verdict on results, and if they fail the diagnosis."""
+    from ..compare import check, form
+    from ..diagnosis.measure import Measure
+    from ..oracle import expected
+
+    truth = expected(case, precision="f64")
+    declared = numerics if isinstance(case, (PagedCase, DenseCase)) else None
+    try:
+        verdict = check(case, actual, truth, numerics=declared)
+    except InputError as error:
+        return Outcome(name, "fail", str(error), seconds)
+    lens = tuple(int(n) for n in case.seq_lens) if isinstance(case, PagedCase) else ()
+    wrong_form = any(form(n, array, truth[n], case) for n, array in actual.items())
+    if wrong_form:
+        return Outcome(name, "fail", verdict.reason, seconds, lens=lens)
+    right = {n: truth[n] for n in actual}
+    measure = Measure(case, right, {n: dtypes.name_of(array.dtype) for n, array in actual.items()}, declared)
+    if verdict.passed:
+        return Outcome(name, "pass", verdict.reason, seconds, lens=lens)
+    return _diagnosed(Outcome(name, "fail", verdict.reason, seconds, lens=lens), case, actual, right, measure)
+
+
+def _diagnosed(outcome: Outcome, case: Case, actual: dict[str, Array], truth: dict[str, Array], measure: Any) -> Outcome:
+    from ..diagnosis.joint import sums_of
+    from ..diagnosis.report import of_measured, wrong_requests
+    from ..diagnosis.score import Evidence
+    from ..diagnosis.suspects import Suspects, choose_requests
+
+    units = {n: measure.units(n, array, truth[n]) for n, array in actual.items()}
+    found = of_measured(case, actual, truth, measure, separate=False)
+    best = found.classes[0] if found.named else None
+    wide = {n: widen(array, np.float64) for n, array in actual.items()}
+    suspects = Suspects(case, truth, choose_requests(case, wrong_requests(case, units)))
+    places = [fact.text for kind in PLACES for fact in found.facts if fact.name == kind]
+    wrong = [fact.text for fact in found.facts if fact.name.endswith("wrong")]
+    return replace(
+        outcome,
+        named=found.named,
+        suspected=best.family if best else "",
+        mutant=best.mutant.name if best else "",
+        summary=found.summary,
+        where=(places or wrong or [""])[0],
+        facts=tuple(fact.text for fact in found.facts),
+        errors={n: _map(case, u) for n, u in units.items() if not n.startswith("partial_")},
+        sums=sums_of(Evidence(suspects, measure, wide)),
+    )
+
+
+def _map(case: Case, units: Array) -> list[list[list[float]]]:
+    """[requests, queries, heads] of a paged or dense case, the rows of others as heads."""
+    if isinstance(case, PagedCase):
+        shaped = units if units.ndim == 3 else units[:, None]
+    elif isinstance(case, DenseCase):
+        shaped = units[None]
+    else:
+        shaped = units.reshape(1, 1, -1)
+    return [[[float(f"{x:.3g}") for x in row] for row in request] for request in shaped.tolist()]
+
+
+def explain_all(outcomes: list[Outcome], cases: Sequence[Case | str]) -> str:
+    """The mutant that explains every failure and no pass, in a line; empty where nothing fails."""
+    from ..diagnosis.joint import together
+    from ..diagnosis.search import LEAST
+    from ..mutants import bank
+
+    failed = [o for o in outcomes if o.verdict == "fail"]
+    judged = [o for o in failed if o.sums]
+    if not failed:
+        return ""
+    if judged:
+        names = {name for o in judged for name in o.sums}
+        ranked = together([m for m in bank() if m.name in names], [o.sums for o in judged])  # type: ignore[misc]
+        if ranked and ranked[0].share >= LEAST:
+            best = ranked[0]
+            share = f"{100 * best.share:.3g} %"
+            said = f"suspected over all cases: {best.mutant.family} ({best.mutant.name}: {best.mutant.formula})"
+            rivals = _predicted(best.mutant, [c for o, c in zip(outcomes, cases, strict=True) if o.verdict == "pass"])
+            return f"{said}, explains {share} of the error of {len(judged)} failing cases{rivals}"
+    named = [o.suspected for o in judged if o.named]
+    if named:
+        usual = max(dict.fromkeys(named), key=named.count)
+        return f"suspected in {named.count(usual)} of {len(failed)} failing cases: {usual}"
+    return f"no class explains the {len(failed)} failing cases"
+
+
+def _predicted(mutant: Mutant, passing: list[Case | str]) -> str:
+    """Words on cases that pass although the mutant would fail them."""
+    from ..diagnosis import discrimination
+    from ..exchange import load_case
+
+    loaded = [load_case(case) if isinstance(case, str) else case for case in passing]
+    against = sum(bool(discrimination(case, mutants=(mutant,)).seen) for case in loaded)
+    return f"; {against} cases pass that it would fail" if against else ""
