@@ -150,6 +150,29 @@ def test_the_command_line(backend, capsys, tmp_path):
     assert "precision is 'f64'" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+def test_the_command_line_says_which_kernel_ran_and_takes_one_by_name(backend, capsys):
+    def run(case, *kernel):
+        code = cli.main(["run", case, "--backend", backend, "--precision", "f32", *kernel])
+        answer = json.loads(capsys.readouterr().out)
+        return code, answer["kernel"] if code == 0 else answer["error"]["message"]
+
+    case = "paged:heads=2,row=32,value=16,scale=0.2,lens=5+40,block=16"
+    assert run(f"{case},dtype=bf16") == (0, "paged_mma_bf16")
+    assert run(f"{case},dtype=bf16", "--kernel", "scalar") == (0, "paged_decode_bf16")
+    assert run(case) == (0, "paged_decode_f32")
+    assert run("rope:geometry=glm-5.2") == (0, None)
+    code, message = run(case, "--kernel", "mma")
+    assert code == 3 and message.startswith("kernel 'mma' does not take this problem: q is f32 and kv_cache f32")
+    assert run(case, "--kernel", "fast") == (2, "kernel is 'fast', expected scalar or mma")
+    assert run("rope:geometry=glm-5.2", "--kernel", "mma")[0] == 2
+
+
+@pytest.mark.parametrize("other", ["auto", "strict", "fast"])
+def test_a_kernel_is_of_cuda_and_ptx_alone(other):
+    with pytest.raises(InputError, match=f"^kernel is 'mma', expected None with backend '{other}'$"):
+        mla_oracle.decode_paged(**paged(3, [5]), backend=other, kernel="mma")
+
+
 # --- who is asked, and when
 
 

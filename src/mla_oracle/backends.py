@@ -24,9 +24,11 @@ KERNELS = ("cuda", "ptx")
 LARGE = 1 << 30
 
 
-def choose(backend: str, multiply_adds: int, isa: str | None = None) -> str:
-    """The backend for a case of this size; an `isa` means fast. Raises InputError."""
+def choose(backend: str, multiply_adds: int, isa: str | None = None, kernel: str | None = None) -> str:
+    """The backend for a case of this size; an `isa` means fast, a `kernel` is cuda's and ptx's. Raises InputError."""
     choice("backend", backend, BACKENDS)
+    if backend not in KERNELS and kernel is not None:
+        raise InputError(f"kernel is {show(kernel)}, expected None with backend {backend!r}")
     if backend not in ("auto", "fast") and isa is not None:
         raise InputError(f"isa is {isa!r}, expected None with backend {backend!r}")
     if backend == "auto":

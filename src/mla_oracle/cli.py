@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("-o", "--out", metavar="FILE", help="the result file to write")
     run.add_argument("--precision", default="f64", choices=("f32", "f64"), help="default: f64, the truth")
     run.add_argument("--backend", default="auto", help="auto, strict, fast, cuda or ptx")
+    run.add_argument("--kernel", help="of cuda and ptx, for paged: scalar or mma")
     run.add_argument("--out-dtype", metavar="DTYPE", help="round out to f32, f16 or bf16")
 
     check = commands.add_parser("check", help="compare actual results with the f64 truth")
@@ -173,9 +174,8 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
         case "case":
             return 0, commands.make_case(args.id, args.out)
         case "run":
-            return 0, commands.run(
-                args.case, args.out, precision=args.precision, backend=args.backend, out_dtype=args.out_dtype
-            )
+            asked = ("precision", "backend", "kernel", "out_dtype")
+            return 0, commands.run(args.case, args.out, **{name: getattr(args, name) for name in asked})
         case "check":
             asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind")
             how = {name: getattr(args, name) for name in asked}

@@ -31,12 +31,13 @@ def run(
     precision: str = "f64",
     backend: str = "auto",
     out_dtype: str | None = None,
+    kernel: str | None = None,
 ) -> JSON:
     """Compute the expected results of a case (file or id), and write them to `out` if given."""
     from .checks import choice
     from .dtypes import STORED, round_to
     from .exchange import load_case, write_result
-    from .oracle import backend_of, expected
+    from .oracle import backend_of, expected, kernel_of
 
     if out_dtype is not None:
         choice("out_dtype", out_dtype, STORED)
@@ -44,7 +45,7 @@ def run(
     if out is not None and os.path.exists(out) and os.path.exists(source) and os.path.samefile(source, out):
         raise InputError(f"the result file {out} is the case file, expected another name")
     start = time.perf_counter()
-    results = expected(case, precision=precision, backend=backend)
+    results = expected(case, precision=precision, backend=backend, kernel=kernel)
     seconds = time.perf_counter() - start
     used = backend_of(case, backend)
     if out_dtype is not None:
@@ -54,6 +55,7 @@ def run(
         "kind": case.kind,
         "precision": precision,
         "backend": used,
+        "kernel": kernel_of(case, used, kernel),
         "seconds": round(seconds, 6),
         "result": None if out is None else str(out),
         "tensors": _describe(results, digest=True),

@@ -10,9 +10,10 @@ import numpy as np
 from . import dense, paged, placement
 from .append import append_kv
 from .arrays import Array, Axes
-from .backends import KERNELS, choose
+from .backends import KERNELS, choose, machine
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from .checks import WIDE_FLOATS
+from .errors import InputError
 from .geometry import Geometry, Yarn
 from .shards import shard
 from .states import merge_states
@@ -28,20 +29,28 @@ DENSE_AXES = {
 
 
 def expected(
-    case: Case, *, precision: str = "f64", backend: str = "auto", threads: int | None = None
+    case: Case,
+    *,
+    precision: str = "f64",
+    backend: str = "auto",
+    threads: int | None = None,
+    kernel: str | None = None,
 ) -> dict[str, Array]:
     """The results of `case` by name: out, and lse where the form has one; the written kv_cache of an append case.
 
+    `kernel` is decode_paged's, for a paged case.
     A sharded paged case has partial_out [S, ...] and partial_lse [S, ...] too, and out is their merge.
     Raises InputError for a case that is not valid; cuda and ptx, UnsupportedError and MissingError too.
     """
-    choose(backend, 0)
+    choose(backend, 0, None, kernel)
+    if kernel is not None and not isinstance(case, PagedCase):
+        raise InputError(f"kernel is {kernel!r}, expected None for a {case.kind} case")
     single = backend if backend in KERNELS else "strict"
     match case:
         case DenseCase():
             return {"out": _dense(case, precision=precision, backend=backend, threads=threads)}
         case PagedCase():
-            return _paged(case, precision=precision, backend=backend, threads=threads)
+            return _paged(case, precision=precision, backend=backend, threads=threads, kernel=kernel)
         case MergeCase():
             merged = merge_states(
                 case.partial_out,
@@ -84,6 +93,15 @@ def backend_of(case: Case, backend: str = "auto") -> str:
         case PagedCase():
             return choose(backend, paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v))
     return backend if backend in KERNELS else "strict"
+
+
+def kernel_of(case: Case, backend: str, kernel: str | None = None) -> str | None:
+    """The CUDA kernel that attends in `expected` of a paged case on cuda or ptx: "paged_mma_bf16"; else None."""
+    if backend not in KERNELS or not isinstance(case, PagedCase):
+        return None
+    from .gpu.paged import kernel_of
+
+    return kernel_of(case.q, case.kv_cache, case.head_dim_v, machine(backend).arch, kernel)
 
 
 def _geometry(case: DenseCase) -> Geometry:

@@ -38,6 +38,7 @@ def decode_paged(
     backend: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    kernel: str | None = None,
     lse_base: str = "e",
     empty_lse: float = -math.inf,
     out_dtype: str | None = None,
@@ -62,8 +63,9 @@ def decode_paged(
     `backend`: "strict", the definition; "fast", blocked for the machine, the same answer within the bound of
     mla_oracle.fast.paged; "cuda", on a GPU, and "ptx", the same kernels interpreted, in precision "f32" and within the
     bound of mla_oracle.gpu.paged; "auto", fast for large problems (see mla_oracle.backends). `isa` picks a build of the
-    fast tier. `threads` (None: what mla_oracle.fast.threads.set_threads set, else every processor this process may use)
-    does not change a bit of the result.
+    fast tier; `kernel` a CUDA kernel, "scalar" or "mma" (tensor cores): None is mma where it takes the problem.
+    `threads` (None: what mla_oracle.fast.threads.set_threads set, else every processor this process may use) does not
+    change a bit of the result.
 
     Backend "cuda" takes arrays on a GPU as well (DLPack or __cuda_array_interface__: torch, cupy), without a copy and
     without waiting for them: it queues its work on `stream` (a handle, or an object with __cuda_stream__; None is the
@@ -90,7 +92,7 @@ def decode_paged(
         from .gpu import calls
 
         if calls.any_foreign(q, kv_cache, block_table, seq_lens):
-            choose(backend, 0, isa)
+            choose(backend, 0, isa, kernel)
             if precision != "f32" or out_dtype not in (None, "f32"):
                 raise UnsupportedError("arrays on a GPU are computed in precision 'f32', with out_dtype 'f32'")
             arrays = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
@@ -104,6 +106,7 @@ def decode_paged(
                     empty_lse=empty_lse,
                     stream=stream,
                     check_ids=check_ids,
+                    kernel=kernel,
                 )
             )
     refuse_stream(stream)
@@ -135,14 +138,14 @@ def decode_paged(
         out,
         lse,
     )
-    used = choose(backend, multiply_adds(q, tokens, head_dim_v), isa)
+    used = choose(backend, multiply_adds(q, tokens, head_dim_v), isa, kernel)
     if used in KERNELS:
         from .gpu import forms
 
         on, longest = machine(used, precision, threads), int(seq_lens.max(initial=0))
         cache, table = forms.pages_in_use(kv_cache, block_table, seq_lens)
         arguments = q, cache, table, seq_lens, scale, causal, unit, empty_lse
-        forms.fill(forms.decode_paged, on, *arguments, outputs=(out, lse), longest=longest)
+        forms.fill(forms.decode_paged, on, *arguments, outputs=(out, lse), longest=longest, kernel=kernel)
     elif out.size and used == "fast":
         from .fast import paged
 

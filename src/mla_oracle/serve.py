@@ -22,7 +22,7 @@ from .errors import InputError, OracleError
 OPERATIONS: dict[str, tuple[Any, dict[str, str]]] = {
     "case": (commands.make_case, {"case_id": "case", "out": "out"}),
     "run": (commands.run, {"source": "case", "out": "out", "precision": "precision", "backend": "backend",
-                           "out_dtype": "out_dtype"}),
+                           "out_dtype": "out_dtype", "kernel": "kernel"}),
     "check": (commands.check, {"source": "case", "actual": "actual", "tol": "tol", "atol": "atol", "rtol": "rtol",
                                "numerics": "numerics", "rules": "rules", "diagnose": "diagnose", "blind": "blind"}),
     "diagnose": (commands.diagnose, {"source": "case", "actual": "actual", "numerics": "numerics"}),

@@ -40,6 +40,7 @@ def decode_paged(
     empty_lse: float,
     stream: object,
     check_ids: bool,
+    kernel: str | None = None,
 ) -> tuple[Any, Any]:
     """out and lse of `mla_oracle.decode_paged` for its four arrays by name, on the device that those on a GPU share.
 
@@ -70,9 +71,8 @@ def decode_paged(
         q = replace(q, shape=(q.shape[0], 1, *q.shape[1:]), strides=(q.strides[0], 0, *q.strides[1:]))
     out = device.empty((*q.shape[:3], width), np.float32)
     lse = device.empty(q.shape[:3], np.float32)
-    forms.decode_paged(
-        device, q, cache, table, lengths, softmax_scale, causal, lse_unit, empty_lse, out, lse, longest=longest
-    )
+    problem = q, cache, table, lengths, softmax_scale, causal, lse_unit, empty_lse, out, lse
+    forms.decode_paged(device, *problem, longest=longest, kernel=kernel)
     if has_tokens:
         return out, lse
     return _reshape(out, (*lse.shape[::2], width)), _reshape(lse, lse.shape[::2])

@@ -83,16 +83,13 @@ def decode(
     if longest is None:
         longest = block_table.shape[1] * block_size
     splits = min(MOST_SPLITS, max(1, -(-longest // split_keys)))
-    choice("kernel", kernel or "mma", KERNELS)
-    reason = paged_mma.refusal(q, kv_cache, V, machine.arch)
-    if kernel == "mma" and reason:
-        raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
+    name = kernel_of(q, kv_cache, V, machine.arch, kernel)
     narrow(D=D)
     few(H=H)
     if kv_cache.shape[2] != D or V > D:
         raise InputError(f"kv_cache is {list(kv_cache.shape)}, expected rows of q's {D} elements, out's {V} or more")
     query = dtypes.STORED.index(name_of("q", q, *FLOATS))
-    kv = name_of("kv_cache", kv_cache, *FLOATS)
+    name_of("kv_cache", kv_cache, *FLOATS)
     q_strides = strides("q", q, *FLOATS)
     cache_strides = strides("kv_cache", kv_cache, *FLOATS)
     table_strides = strides("block_table", block_table, "i32")
@@ -108,10 +105,9 @@ def decode(
     problem = (kv_cache, block_table, seq_lens, np.float32(softmax_scale), np.int32(causal))
     partial = (partial_out, partial_max, partial_sum)
     far = (*q_strides, *cache_strides, *table_strides)
-    if kernel != "scalar" and reason is None:
-        name = paged_mma.launch(machine, q, *problem, *partial, *map(np.int32, (T, H, block_size, split_keys)), *far)
+    if name.startswith("paged_mma"):
+        paged_mma.launch(machine, name, q, *problem, *partial, *map(np.int32, (T, H, block_size, split_keys)), *far)
     else:
-        name = f"paged_decode_{kv}"
         machine.launch(
             machine.kernel("paged.cu", name),
             (B * T, H, splits),
@@ -139,6 +135,21 @@ def decode(
         *map(np.int32, (T, V, splits, split_keys)),
     )
     return name
+
+
+def kernel_of(
+    q: Buffer | Array, kv_cache: Buffer | Array, head_dim_v: int, arch: str, kernel: str | None = None
+) -> str:
+    """The kernel that `decode` launches for this problem on `arch`; numpy arrays stand for their uploads.
+
+    Raises UnsupportedError for one that was named and does not take the problem, InputError for no such name.
+    """
+    choice("kernel", kernel or "mma", KERNELS)
+    stored = dtypes.name_of(kv_cache.dtype)
+    reason = paged_mma.refusal(q, kv_cache, head_dim_v, arch)
+    if kernel == "mma" and reason:
+        raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
+    return f"paged_decode_{stored}" if kernel == "scalar" or reason else f"paged_mma_{stored}"
 
 
 def pages_in_use(kv_cache: Array, block_table: Array, seq_lens: Array) -> tuple[Array, Array]:

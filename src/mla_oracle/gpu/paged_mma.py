@@ -54,14 +54,13 @@ def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str) -> s
     return None
 
 
-def launch(machine: Machine, q: Buffer, kv_cache: Buffer, *args: Buffer | np.generic) -> str:
-    """Launch the kernel on a problem without a `refusal`, with its arguments as they follow; returns its name."""
+def launch(machine: Machine, name: str, q: Buffer, kv_cache: Buffer, *args: Buffer | np.generic) -> None:
+    """Launch the kernel `name` on a problem without a `refusal`, with its arguments as they follow."""
     partial_out = args[4]
     assert isinstance(partial_out, Buffer)
     (B, T, H, D), (splits, V) = q.shape, partial_out.shape[-2:]
     rows, keys = tile(machine.arch)
     few(B=B, splits=splits)
-    name = f"paged_mma_{dtypes.name_of(kv_cache.dtype)}"
     machine.launch(
         machine.kernel("paged_mma.cu", name, D=D, V=V, ROWS=rows, KEYS=keys),
         (-(-T * H // rows), splits, B),
@@ -71,7 +70,6 @@ def launch(machine: Machine, q: Buffer, kv_cache: Buffer, *args: Buffer | np.gen
         kv_cache,
         *args,
     )
-    return name
 
 
 def split_keys(B: int, queries: int, longest: int, arch: str, multiprocessors: int) -> int:
