@@ -39,6 +39,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) bench_copy(const uint4 *fr
         if (first + j * THREADS < n) to[first + j * THREADS] = x[j];
 }
 
+// Read n chunks of 16 bytes, eight to a thread, so that nothing else is left in the caches.
+extern "C" __global__ void __launch_bounds__(THREADS) bench_read(const uint4 *from, unsigned *out, long long n) {
+    long long first = (long long)blockIdx.x * THREADS * 8 + threadIdx.x;
+    unsigned all = 0;
+    for (int j = 0; j < 8; j++)
+        if (first + j * THREADS < n) {
+            uint4 x = from[first + j * THREADS];
+            all |= x.x ^ x.y ^ x.z ^ x.w;
+        }
+    if (all == 0xdeadbeef) *out = all;  // it must be worth reading
+}
+
 // `steps` times eight products of 16 x 8 x 16 a warp, from registers alone: the rate of mma.sync and nothing else.
 extern "C" __global__ void __launch_bounds__(THREADS) bench_mma_bf16(const unsigned *in, float *out, int steps) {
     unsigned a[4], b[2];

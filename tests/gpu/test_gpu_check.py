@@ -145,6 +145,10 @@ def test_the_parts_on_the_interpreter(tmp_path, capsys):
     assert len(found["trials"]) == len(trials.trials(small=True)) + 4
     assert found["timing"][0]["by"] == "wall clock, interpreted: no speed"
     assert all(finding["microseconds"] > 0 for finding in found["timing"][1:])
+    printed = capsys.readouterr().out.splitlines()
+    assert "mma.m16n8k16.f16 order: 1 products are added at once" in printed
+    assert "ex2.approx.f32: 0 ulp at most, 2048 of 2048 as rounded once" in printed
+    assert sum(line.startswith("paged mma bf16 B=") for line in printed) == 2
 
 
 # --- instructions
@@ -251,7 +255,7 @@ def test_an_adder_is_recognised(monkeypatch, dtype, width, bits, by, cut):
             return accumulation.emulate(*(np.asarray(x, np.float64) for x in (a, b, c)), width, bits, by, cut)
 
     monkeypatch.setattr(accumulation, "multiply", multiply)
-    assert accumulation.order(None, dtype) == {"block_width": width}
+    assert accumulation.order(None, dtype) == {"told": f"{width} products are added at once", "block_width": width}
     found = accumulation.last_bits(None, dtype)
     assert (found["rounding"], found["further_bits"]) == ("towards zero" if cut else "to nearest", bits)
     end = "cut" if cut else "nearest"
@@ -354,6 +358,6 @@ print(clock.microseconds(bench, lambda index: bench.machine.launch(none, (index 
     ran = on_fake(HEAD + script, ARCH=90)
     assert ran.stdout == "1500.0\n", ran.stderr
     order = [call[:3] for call in ran.calls if call[0] in ("cuLaunchKernel", "cuEventRecord")]
-    assert [call[1] for call in order[:4]] == ["none", "none", "bench_wait", "0xe0"]
-    assert [call[0] for call in order[3:9]] == ["cuEventRecord", "cuLaunchKernel", "cuEventRecord"] * 2
-    assert len(order) == 3 + 30 * 3  # what takes no time is repeated as often as anything is
+    assert [call[1] for call in order[:3]] == ["none", "none", "bench_wait"]
+    assert [call[1] for call in order[3:11]] == ["bench_read", "0xe0", "none", "0xe0"] * 2
+    assert len(order) == 3 + 30 * 4  # what takes no time is repeated as often as anything is

@@ -100,6 +100,7 @@ def random_products(machine: Machine, reference: Machine, dtype: str, name: str)
         "ok": worst <= CUTS,
         "n": got.size,
         "differ": int((got != model).sum()),
+        "told": f"{worst:.2f} units of 2^-23 at most, of {CUTS}",
         "worst_cuts": round(worst, 3),
         "mean_cuts": round(float(units.mean()), 4),
         "towards_zero": round(float((np.abs(got) < np.abs(c + a @ b)).mean()), 3),
@@ -128,6 +129,7 @@ def last_bits(machine: Machine, dtype: str) -> dict[str, Any]:
             break
         kept = bits
     return {
+        "told": f"rounded {rounding[up, down]}, {kept} further bits of an addend are kept",
         "rounding": rounding[up, down],
         "further_bits": kept,
         "last_bit_kept": bool(total(1, unit) > 1),
@@ -156,8 +158,9 @@ def order(machine: Machine, dtype: str) -> dict[str, Any]:
     counts = dot(machine, dtype, c, pairs).astype(np.float64) / SMALL
     for width in (1, 2, 4, 8, 16):
         if all(count == K - width * (j // width + 1) for (_, j), count in zip(cases, counts, strict=True)):
-            return {"block_width": width}
-    return {"block_width": None, "outliving": {f"{i},{j}": float(n) for (i, j), n in zip(cases, counts, strict=True)}}
+            return {"told": f"{width} products are added at once", "block_width": width}
+    outliving = {f"{i},{j}": float(count) for (i, j), count in zip(cases, counts, strict=True)}
+    return {"told": "no width of blocks explains it", "block_width": None, "outliving": outliving}
 
 
 def model(machine: Machine, dtype: str) -> dict[str, Any]:
@@ -171,7 +174,10 @@ def model(machine: Machine, dtype: str) -> dict[str, Any]:
         end = "cut" if cut else "nearest"
         shares.append((share, {"width": width, "further_bits": bits, "aligned_by": by, "end": end}))
     shares.sort(key=lambda item: -item[0])
-    return {"best": [{"share": round(share, 4), **what} for share, what in shares[:3]]}
+    share, best = shares[0]
+    told = ", ".join(f"{name} {value}" for name, value in best.items())
+    three = [{"share": round(share, 4), **what} for share, what in shares[:3]]
+    return {"told": f"{share:.1%} of the elements bit for bit by {told}", "best": three}
 
 
 def emulate(a: Array, b: Array, c: Array, width: int, bits: int | None, by: str, cut: bool) -> Array:

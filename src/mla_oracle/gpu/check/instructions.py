@@ -79,6 +79,8 @@ def compare(instruction: Instruction, words: tuple[Array, ...], got: Array, expe
         wrong &= ~free
         counted = ulp[~free]
         finding |= {"ok": not wrong.any(), "ulp": _histogram(counted), "max_ulp": int(counted.max(initial=0))}
+        right = f"{int((counted == 0).sum())} of {counted.size} as rounded once"
+        finding["told"] = f"{finding['max_ulp']} ulp at most, {right}"
     if wrong.any():
         first = int(np.argmax(wrong)) * len(words[0]) // wrong.size
         shown = [f"{int(word[first]):#010x}" for word in (*words, got, expected)]

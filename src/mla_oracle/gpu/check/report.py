@@ -78,6 +78,7 @@ class Report:
             lines.append(f"differs: {len(differing) - 20} more, see the report")
         rows = [finding for part in self.parts.values() for finding in part["findings"]]
         lines += [f"{row['name']}: {row['reason']}" for row in rows if row["ok"] is None and row.get("reason")]
+        lines += [f"{row['name']}: {row['told']}" for row in rows if "told" in row]
         return "\n".join([*lines, *_timings(rows)])
 
 
