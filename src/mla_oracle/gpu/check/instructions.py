@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ FILE = "check/instructions.cu"
 BLOCK, WARP = 128, 32
 MANY, FEW = 1 << 16, 1 << 11  # words; 1 << 16 of halves are all of them
 HISTOGRAM = (("0", 0, 0), ("1", 1, 1), ("2", 2, 2), ("3 to 4", 3, 4), ("5 to 16", 5, 16), ("more", 17, 1 << 62))
-DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 
 
 def findings(bench: Bench) -> Iterator[Finding]:

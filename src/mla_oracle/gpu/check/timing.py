@@ -62,8 +62,9 @@ def subjects(bench: Bench, limit: Limits, w: Widths) -> list[Subject]:
         return Subject(f"{form} {dtype}", "BHn", make, scratch)
 
     def small(dtype: str, form: str, axes: str) -> Subject:
-        make = {"merge": workloads.merge, "rope": workloads.rope, "append": workloads.append}[form]
-        return Subject(f"{form} {dtype}", axes, lambda *sizes: make(bench, w, dtype, *sizes), lambda *sizes: 0)
+        makes: dict[str, Callable[..., Work]]
+        makes = {"merge": workloads.merge, "rope": workloads.rope, "append": workloads.append}
+        return Subject(f"{form} {dtype}", axes, lambda *sizes: makes[form](bench, w, dtype, *sizes), lambda *sizes: 0)
 
     return [
         paged("bf16", "mma"),

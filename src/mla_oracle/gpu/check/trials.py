@@ -169,7 +169,7 @@ def judge_end(bench: Bench, end: str, dtype: str, sizes: tuple[int, ...]) -> Fin
         got, allowed = whole[..., :L].astype(np.float64), 1.1 * P * EPS * size + step * np.abs(truth) + 2.0**-24
     else:
         out = machine.empty((T, H, width), np.float32)
-        absorbed_mma.up_project(machine, *there, out)
+        absorbed_mma.up_project(machine, there[0], there[1], out)
         copied = True
         got, allowed = machine.download(out).astype(np.float64), (1.1 * L * EPS + step) * size + L * 2.0**-24
     units = float((np.abs(got - truth) / allowed).max())

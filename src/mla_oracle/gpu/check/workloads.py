@@ -123,7 +123,7 @@ def dense(bench: Bench, widths: Widths, dtype: str, form: str, T: int, H: int, l
     shapes = ((T, H, w.P), (T, H, w.R), (length, w.L), (length, w.R), (H, w.P, w.L), (H, w.V, w.L))
     arrays = [filled(bench, shape, dtype, seed) for seed, shape in enumerate(shapes)]
     out = machine.empty((T, H, w.V), np.float32)
-    attend = forms.attend_naive if form == "naive" else forms.attend_absorbed
+    attend: Any = forms.attend_naive if form == "naive" else forms.attend_absorbed
     if form == "naive":
         operations = 2.0 * H * length * w.L * (w.P + w.V) + 2.0 * T * H * length * (w.P + w.R + w.V)
     else:
