@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds: a preset, FIELD=VALUE,... or both")
     check.add_argument("--rules", metavar="NAMES", help="say what other projects' rules say: all, or names joined by +")
 
+    check.add_argument("--complete", action="store_true", help="a result that is missing, such as lse, fails")
     check.add_argument("--diagnose", action="store_true", help="say what a failing kernel computed instead")
     check.add_argument("--blind", action="store_true", help="say which wrong functions this case cannot tell")
 
@@ -177,7 +178,7 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
             asked = ("precision", "backend", "kernel", "out_dtype")
             return 0, commands.run(args.case, args.out, **{name: getattr(args, name) for name in asked})
         case "check":
-            asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind")
+            asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind", "complete")
             how = {name: getattr(args, name) for name in asked}
             verdict = commands.check(args.case, args.actual, **how)
             _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")

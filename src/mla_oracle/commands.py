@@ -77,15 +77,17 @@ def check(
     rules: str | None = None,
     diagnose: bool = False,
     blind: bool = False,
+    complete: bool = False,
 ) -> JSON:
     """The verdict on the results in the file `actual` against the f64 truth of the case.
 
-    `diagnose`: say what a failing kernel computed instead; `blind`: say which wrong functions the case cannot tell.
+    `diagnose`: say what a failing kernel computed instead; `blind`: say which wrong functions the case cannot tell;
+    `complete`: a result that is missing fails.
     """
     from .exchange import load_case, read_result
 
     case = load_case(source)
-    how: JSON = {"tol": tol, "atol": atol, "rtol": rtol, "numerics": numerics, "rules": rules}
+    how: JSON = {"tol": tol, "atol": atol, "rtol": rtol, "numerics": numerics, "rules": rules, "complete": complete}
     return compare_with_truth(case, read_result(actual), diagnose=diagnose, blind=blind, **how)
 
 

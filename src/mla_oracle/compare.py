@@ -84,10 +84,12 @@ def check(
     rtol: float | None = None,
     numerics: Numerics | str | Mapping[str, Any] | None = None,
     rules: str | tuple[str, ...] | None = None,
+    complete: bool = False,
 ) -> Verdict:
     """The verdict on `actual`, given the f64 `truth` of the same case.
 
-    The first result of the case's kind must be there; the others may be missing and are then named in the verdict.
+    The first result of the case's kind must be there; the others may be missing and are then named in the verdict,
+    and fail it where `complete` is asked for.
     `numerics`: what the kernel rounds, see `numerics.resolve`; None infers it from the dtypes. `rules`: "all", or names
     of rules.RULES joined by +. Raises InputError for a missing or unknown tensor, a tolerance that is negative or not
     a number, unknown numerics or rules.
@@ -106,6 +108,8 @@ def check(
             reason = form(name, actual[name], truth[name], case) or _nonfinite(name, actual[name], truth[name], case)
             if reason is not None:
                 reasons[name] = reason
+    if complete:
+        reasons |= {name: f"{name} is missing" for name in case.results if name not in actual}
     measured = {name: actual[name] for name in truth if name in actual and name not in reasons}
     judge = _Judge(case, {name: dtypes.name_of(array.dtype) for name, array in measured.items()}, truth, numerics)
     figures = {}

@@ -6,7 +6,7 @@
         mla_oracle.check(mla_case, out, lse)
 
 `mla_case` runs over the ids given by --mla-case, or by `@pytest.mark.parametrize("mla_case", [...], indirect=True)`, or
-over a few hostile paged cases.
+over a few hostile paged cases. `mla_suite` is the same over the cases of a whole suite, which --mla-suite names.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ HOSTILE = [
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mla-oracle", "MLA decode oracle")
     group.addoption("--mla-case", action="append", metavar="ID", help="a case id or file for mla_case (repeatable)")
+    group.addoption("--mla-suite", metavar="S", help="the cases of mla_suite: a folder of mla-oracle suite, or a geometry")
     group.addoption("--mla-seed", type=int, default=1, metavar="N", help="seed of the default cases (default: 1)")
     group.addoption("--mla-tol", type=float, metavar="X", help="max |g - w| <= X * max(max |w|, 1)")
     group.addoption("--mla-atol", type=float, metavar="X", help="|g - w| <= ATOL + RTOL * |w|")
@@ -36,23 +37,61 @@ def pytest_report_header(config: pytest.Config) -> str:
 
     given = {
         option: value
-        for option in ("case", "seed", "tol", "atol", "rtol", "numerics")
+        for option in ("case", "suite", "seed", "tol", "atol", "rtol", "numerics")
         if (value := config.getoption(f"mla_{option}")) is not None
     }
     return f"mla-oracle: {__version__}, " + ", ".join(f"{option} {value}" for option, value in given.items())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "mla_case" not in metafunc.fixturenames:
-        return
+    for fixture, cases in (("mla_case", _default_cases), ("mla_suite", _suite_cases)):
+        if fixture in metafunc.fixturenames and not _parametrised(metafunc, fixture):
+            ids = cases(metafunc.config)
+            metafunc.parametrize(fixture, ids, indirect=True, ids=[case_id.rpartition("/")[2] for case_id in ids])
+
+
+def _parametrised(metafunc: pytest.Metafunc, fixture: str) -> bool:
+    """Whether the test itself says what the fixture runs over."""
     for marker in metafunc.definition.iter_markers("parametrize"):
         names = marker.args[0] if marker.args else marker.kwargs.get("argnames", ())
-        if "mla_case" in (names.replace(" ", "").split(",") if isinstance(names, str) else names):
-            return
-    ids = metafunc.config.getoption("mla_case")
-    if ids is None:
-        ids = [case_id.format(seed=metafunc.config.getoption("mla_seed")) for case_id in HOSTILE]
-    metafunc.parametrize("mla_case", ids, indirect=True, ids=ids)
+        if fixture in (names.replace(" ", "").split(",") if isinstance(names, str) else names):
+            return True
+    return False
+
+
+def _default_cases(config: pytest.Config) -> list[str]:
+    given: list[str] | None = config.getoption("mla_case")
+    return given or [case_id.format(seed=config.getoption("mla_seed")) for case_id in HOSTILE]
+
+
+CHOSEN: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def _suite_cases(config: pytest.Config) -> list[str]:
+    """The cases of --mla-suite; those of a geometry are chosen once."""
+    source = config.getoption("mla_suite")
+    if source is None:
+        raise pytest.UsageError("a test takes mla_suite, expected --mla-suite with a folder or a geometry")
+    if CHOSEN not in config.stash:
+        import os
+
+        from .errors import InputError
+        from .suites import command
+
+        try:
+            folder = os.path.isdir(source)
+            config.stash[CHOSEN] = command.cases_of(source) if folder else command.chosen_for(source)
+        except InputError as error:
+            raise pytest.UsageError(str(error)) from None
+    return config.stash[CHOSEN]
+
+
+@pytest.fixture
+def mla_suite(request: pytest.FixtureRequest) -> Any:
+    """A case (mla_oracle.cases.Case) of the suite."""
+    from .exchange import load_case
+
+    return load_case(request.param)
 
 
 @pytest.fixture

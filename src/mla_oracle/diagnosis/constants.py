@@ -53,6 +53,8 @@ def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
         if len(plans) != 1 or plans[0].extras:
             continue
         state = base if mutant is None else evaluate(plans[0], rows, base)
+        if not state.s.shape[-1]:
+            continue
         pick = np.flatnonzero(wrong[i].ravel())
         pick = pick[:: -(-len(pick) // ROWS)]
         s = state.s.reshape(-1, state.s.shape[-1])[pick]
@@ -102,6 +104,7 @@ def log_sum(s: Array) -> Array:
 def estimated(evidence: Evidence) -> Iterator[Mutant]:
     """Mutants with a constant of their own; each is judged like any other."""
     with np.errstate(all="ignore"):
+        yield from _unwritten(evidence)
         known = samples(evidence)
         if known:
             yield from curves(known)
@@ -111,8 +114,21 @@ def estimated(evidence: Evidence) -> Iterator[Mutant]:
         yield from factors(evidence)
 
 
+def _unwritten(evidence: Evidence) -> Iterator[Mutant]:
+    """The same number in every element of a result: one that was never written."""
+    values = {}
+    for name, array in evidence.actual.items():
+        if name in NAMES and array.size > 1 and np.array_equal(array, np.broadcast_to(array.flat[0], array.shape), equal_nan=True):
+            values[name] = float(array.flat[0])
+    yield from (made.unwritten({name: value}) for name, value in values.items())
+    if len(values) > 1:
+        yield made.unwritten(values)
+
+
 def curves(known: list[Sample]) -> Iterator[Mutant]:
     """One number in the scores: temperature, cap, bias."""
+    if not known:
+        return
     with np.errstate(all="ignore"):
         tried: list[tuple[Callable[[float], Mutant], Callable[[Sample, float], Array], Array]] = [
             (made.temperature, lambda k, x: k.s * x, np.geomspace(1 / 64, 4096, 73)),
@@ -146,7 +162,7 @@ def _minimum(known: list[Sample], curve: Callable[[Sample, float], Array], grid:
             return None
         at = int(np.nanargmin(errors))
         best, low, high = float(grid[at]), float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)])
-        if errors[at] > 0.9 * start:
+        if errors[at] > 0.9 * start or not 0 < at < len(grid) - 1:
             return None
         grid = np.linspace(low, high, 15)
     return best
@@ -279,5 +295,5 @@ def factors(evidence: Evidence, mutant: Mutant | None = None) -> Iterator[Mutant
         yield made.lse_plus(float(f"{np.median(g - w):.6g}"))
         with np.errstate(all="ignore"):
             ratio = np.median(g / w)
-        if np.isfinite(ratio):
+        if np.isfinite(ratio) and ratio != 0:
             yield made.lse_times(float(f"{ratio:.6g}"))

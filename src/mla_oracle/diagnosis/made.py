@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -80,6 +81,23 @@ def sink(logit: float) -> Mutant:
         parameters={"logit": logit},
         conditions=(one_key, unsharded),
         edit=edit,
+    )
+
+
+def unwritten(values: Mapping[str, float]) -> Mutant:
+    """Results that hold one number each."""
+
+    def finish(problem: Problem, results: Results) -> Results:
+        return results | {name: np.full_like(results[name], value) for name, value in values.items()}
+
+    said = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+    return Mutant(
+        name="unwritten." + "-".join(values),
+        family="rows not computed",
+        formula=f"{said} everywhere",
+        parameters=dict(values),
+        conditions=(one_key,),
+        finish=finish,
     )
 
 

@@ -59,6 +59,11 @@ class Measure:
 
         `rows` cuts the leading axes of what is measured, as `actual` and `other` are cut.
         """
+        units, growth = self.errors(name, actual, other, rows)
+        return units / growth
+
+    def errors(self, name: str, actual: Array, other: Array, rows: Any = ...) -> tuple[Array, Array]:
+        """`units` in budgets of the truth, and how many times that the budget around `other` is, 1 or more."""
         scale = self._scales[name][rows]
         rms, largest = (limit[rows] for limit in self._limits[name])
         is_lse = name.endswith("lse")
@@ -67,11 +72,11 @@ class Measure:
             growth = np.where((growth > 1) & np.isfinite(growth), growth, 1.0)
             z = self._ratio(name, actual, other, scale, self.truth[name][rows])
             if is_lse:
-                return z / (largest * growth)
+                return z / largest, growth
             units: Array = z.max(axis=-1, initial=0) / largest
             if np.isfinite(rms).all() and z.shape[-1]:
                 units = np.maximum(units, np.sqrt(np.square(z).mean(-1)) / rms)
-            return np.where(np.isnan(units), np.inf, units / growth)
+            return np.where(np.isnan(units), np.inf, units), growth
 
     def scale_of(self, name: str) -> Array:
         """[*rows, V], or [*rows] of an lse: what the budget allows one element."""

@@ -68,18 +68,20 @@ class Evidence:
         parts = []
         for name, actual in self.actual.items():
             other = np.stack([results[name] for results in given])
-            mine = self.measure.units(name, actual, other, self.rows[name])  # [m, *rows]
-            parts.append((name, mine.reshape(len(given), -1), self.error[name].ravel()))
-        return [self._fit(mutant, [(name, mine[i], error) for name, mine, error in parts])
+            raw, growth = self.measure.errors(name, actual, other, self.rows[name])  # [m, *rows]
+            error = self.error[name].ravel()
+            shape = (len(given), error.size)
+            parts.append((name, raw.reshape(shape), (raw / growth).reshape(shape), error))
+        return [self._fit(mutant, [(name, raw[i], mine[i], error) for name, raw, mine, error in parts])
                 for i, mutant in enumerate(mutants)]
 
-    def _fit(self, mutant: Mutant, parts: list[tuple[str, Array, Array]]) -> Fit:
+    def _fit(self, mutant: Mutant, parts: list[tuple[str, Array, Array, Array]]) -> Fit:
         shares, absent = {}, {}
         total = judged = squares = count = over_wrong = wrong = 0.0
-        for name, mine, error in parts:
+        for name, raw, mine, error in parts:
             bad = error > WITHIN
             rows = bad | (mine > PREDICTED)
-            score = scores(error, mine)
+            score = scores(error, raw, mine)
             absent[name] = rows & ~bad
             explained, number = float(score.sum()), int(rows.sum())
             shares[name] = explained / number if number else 1.0
@@ -107,10 +109,10 @@ class Evidence:
         )
 
 
-def scores(error: Array, mine: Array) -> Array:
-    """The score of each row [*rows], from its error against the truth and against the mutant's."""
+def scores(error: Array, raw: Array, mine: Array) -> Array:
+    """The score of each row [*rows], from its error against the truth, against the mutant, and that in its own budget."""
     with np.errstate(all="ignore"):
-        gone = 1 - mine / error
+        gone = 1 - raw / error
     gone = np.where(np.isnan(gone), 0, np.maximum(gone, 0))
     return np.where(error > WITHIN, np.where(mine <= WITHIN, 1.0, gone), 0.0)
 

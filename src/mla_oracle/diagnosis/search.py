@@ -22,7 +22,7 @@ PARTS = 8
 # What is composed with, beside what explains most.
 COMMON = ("rope.pairing", "rope.dropped", "causal.none", "temperature.row-width", "temperature.no-mscale", "lse.base-2")
 RESTRICTION = 0.05  # a class that holds in some rows alone is worth that much less
-PAIRS_WORK = 4e9  # multiply-adds
+PAIRS_WORK = 4e9  # multiply-adds of each step after the bank
 
 
 def search(evidence: Evidence) -> tuple[list[Fit], int]:
@@ -30,7 +30,7 @@ def search(evidence: Evidence) -> tuple[list[Fit], int]:
     fits = _fits(evidence, evidence.suspects.applicable())
     steps = (
         (lambda: estimated(evidence), _exact),
-        (lambda: variants(evidence.suspects.problem), _settled),
+        (lambda: variants(evidence.suspects.problem, _cut_again(evidence, fits)), _settled),
         (lambda: _pairs(evidence, fits), _settled),
     )
     for step, enough in steps:
@@ -63,6 +63,22 @@ def _exact(fits: list[Fit]) -> bool:
     return any(fit.share >= SETTLED and fit.distance <= EXACT for fit in fits)
 
 
+def _work(evidence: Evidence) -> float:
+    """Multiply-adds of one mutant."""
+    problem = evidence.suspects.problem
+    if problem is None:
+        return 1.0
+    requests = evidence.suspects.requests or list(range(problem.B))
+    return float(problem.lens[requests].sum()) * problem.T * problem.H * (problem.D + problem.V)
+
+
+def _cut_again(evidence: Evidence, fits: list[Fit]) -> list[Mutant]:
+    """Merges and recurrences that are tried with other splits and tiles: all, of a large case the likeliest."""
+    merges = [fit for fit in fits if fit.mutant.name.startswith(("merge.", "online."))]
+    room = int(max(4, min(len(merges), PAIRS_WORK / _work(evidence) / 10)))
+    return [fit.mutant for fit in sorted(merges, key=lambda fit: -fit.share)[:room]]
+
+
 def _pairs(evidence: Evidence, fits: list[Fit]) -> Iterator[Mutant]:
     """Compositions of what explains most, whole or of one result, and of what is common."""
     problem = evidence.suspects.problem
@@ -74,12 +90,22 @@ def _pairs(evidence: Evidence, fits: list[Fit]) -> Iterator[Mutant]:
         best += sorted(single, key=lambda fit: -fit.shares.get(name, 0.0))[: PARTS // 2]
     parts = {fit.mutant.name: fit.mutant for fit in best if fit.share > 0.02 or max(fit.shares.values()) > 0.02}
     parts |= {name: find(name) for name in COMMON if evidence.suspects.applies(find(name))}
-    work = float(problem.lens.sum()) * problem.T * problem.H * (problem.D + problem.V)
-    room = int(max(12, min(400, PAIRS_WORK / max(work, 1))))
+    room = int(max(12, min(400, PAIRS_WORK / _work(evidence))))
     for part in list(parts.values())[: max(4, room // 8)]:
         for curve in [*curves(samples(evidence, part)), *factors(evidence, part)]:
-            yield compose(part, curve)
-    yield from (compose(a, b) for a, b in list(combinations(parts.values(), 2))[:room])
+            if _fit_together(evidence, made := compose(part, curve)):
+                yield made
+    for a, b in list(combinations(parts.values(), 2))[:room]:
+        if _fit_together(evidence, made := compose(a, b)):
+            yield made
+
+
+def _fit_together(evidence: Evidence, mutant: Mutant) -> bool:
+    """Whether the parts of a composition can be had at once: not, where both change what the other counts on."""
+    try:
+        return evidence.suspects.applies(mutant) and bool(evidence.suspects.results(mutant))
+    except (ValueError, IndexError):
+        return False
 
 
 def restricted(evidence: Evidence, fit: Fit) -> Fit:

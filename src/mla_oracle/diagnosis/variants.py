@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +18,8 @@ SHIFTS = (2, 3, 4, 5, 6, 7, 8, -2, -3, -4, 64, -64)
 BASES = (10000.0, 50000.0, 100000.0, 500000.0, 1e6, 8e6, 1e7, 7e4)
 
 
-def variants(problem: Problem | None) -> Iterator[Mutant]:
-    """Those that are not in the bank; each is judged like any other."""
+def variants(problem: Problem | None, cut_again: Sequence[Mutant]) -> Iterator[Mutant]:
+    """Those that are not in the bank; each is judged like any other. `cut_again`: what `recut` is made of."""
     if problem is None:
         return
     known = {mutant.name for mutant in bank()}
@@ -28,16 +28,16 @@ def variants(problem: Problem | None) -> Iterator[Mutant]:
         *(factory(tile) for tile in TILES for factory in (keys.behind, values.behind, values.ahead, tail.pads)),
         *(rope.shifted(by, "q") for by in SHIFTS),
         *(rope.base(value, side) for value in BASES for side in ("both", "k")),
-        *recut(problem),
+        *recut(problem, cut_again),
     ]
     yield from (mutant for mutant in made if mutant.name not in known)
 
 
-def recut(problem: Problem) -> Iterator[Mutant]:
+def recut(problem: Problem, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
     """Merges of another number of splits, recurrences over other tiles."""
     if problem.shards > 1:
         return
-    for mutant in bank():
+    for mutant in mutants:
         if mutant.edit is None or mutant.family == "composition of two":
             continue
         if mutant.name.startswith("merge.") and "splits" in mutant.parameters:

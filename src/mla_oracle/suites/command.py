@@ -67,6 +67,11 @@ def make_suite(
     return answer
 
 
+def chosen_for(geometry: str) -> list[str]:
+    """The ids of the suite that `make_suite` chooses with its defaults. Raises InputError."""
+    return [str(entry["case"]) for entry in make_suite(geometry)["cases"]]
+
+
 def coverage(suite: Suite) -> str:
     answer = suite.as_json()
     said = f"{len(suite.cases)} of {suite.candidates} cases see {answer['seen']} of {answer['applicable']} mutants"
