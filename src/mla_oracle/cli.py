@@ -175,8 +175,14 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
         case "case":
             return 0, commands.make_case(args.id, args.out)
         case "run":
-            asked = ("precision", "backend", "kernel", "out_dtype")
-            return 0, commands.run(args.case, args.out, **{name: getattr(args, name) for name in asked})
+            return 0, commands.run(
+                args.case,
+                args.out,
+                precision=args.precision,
+                backend=args.backend,
+                kernel=args.kernel,
+                out_dtype=args.out_dtype,
+            )
         case "check":
             asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind", "complete")
             how = {name: getattr(args, name) for name in asked}

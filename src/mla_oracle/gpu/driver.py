@@ -89,7 +89,7 @@ def arch(device: Any) -> str:
 def _probe() -> ModuleType | str:
     """cuda.bindings.driver, or why there is none to use."""
     try:
-        from cuda import pathfinder
+        import cuda.pathfinder as pathfinder
         from cuda.bindings import driver
     except ImportError as error:
         return f"the CUDA extra is not installed ({error}): {EXTRA}"

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def fill(form: Callable[..., None], machine: Machine, *args: Any, outputs: tuple[Array, ...], **options: Any) -> None:
+def fill(form: Callable[..., object], machine: Machine, *args: Any, outputs: tuple[Array, ...], **options: Any) -> None:
     """Call `form` with numpy arrays for buffers: what it makes of its arguments is copied to `outputs`."""
     inputs = [put(machine, arg) if isinstance(arg, np.ndarray) else arg for arg in args]
     results = [machine.empty(array.shape, array.dtype) for array in outputs]

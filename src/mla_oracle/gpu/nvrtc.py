@@ -105,7 +105,7 @@ def _library() -> tuple[ModuleType, tuple[int, int], int]:
     The library is looked for first: a call into cuda.bindings that finds none can hang the next one.
     """
     try:
-        from cuda import pathfinder
+        import cuda.pathfinder as pathfinder
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise MissingError(f"the CUDA compiler is not installed ({error}): {EXTRA}") from None
@@ -133,7 +133,7 @@ def _header_options() -> list[str]:
 
 def _header_folder() -> Path:
     """CUDA's headers of NVRTC's own major version: the first folder that has them."""
-    from cuda import pathfinder
+    import cuda.pathfinder as pathfinder
 
     wanted = version()[0]
     seen = []
