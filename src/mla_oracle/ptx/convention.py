@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel is called with, as words: `--args` of `mla-oracle ptx run`.
+"""What a kernel is called with, as words with spaces between: `--args` of `mla-oracle ptx run`.
 
     q, kv_cache ...         a tensor of the case, uploaded with its strides: a pointer
     out, lse, out:bf16 ...  a result of the case, contiguous and not yet written, f32 unless it says: a pointer
