@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 def test_every_module_kernel_and_header_of_the_source_is_installed() -> None:
     package = files("mla_oracle")
     sources = [
-        path.relative_to(tree).as_posix() if tree.name == "mla_oracle" else f"cuda/{path.name}"
+        ("" if tree.name == "mla_oracle" else "cuda/") + path.relative_to(tree).as_posix()
         for tree, patterns in ((ROOT / "src" / "mla_oracle", ("*.py", "*.hpp")), (ROOT / "cuda", ("*.cu", "*.cuh")))
         for pattern in patterns
         for path in tree.rglob(pattern)

@@ -83,9 +83,10 @@ class AbsorbedRecipe(DenseRecipe):
 class PagedRecipe(Recipe):
     """Rows of `row` elements, the first `value` of them the value; one request per entry of `lens`.
 
-    `tokens` None is a q without token axis. `pages` places the blocks: shuffled, descending, strided (pages
-    with a gap of their own size between them), or huge (ids and byte strides beyond 32 bits). scale: a number, or the geometry's. unread: "nan" in slots nobody may read and table entries
-    that exist nowhere, or "numbers" and pages that exist, so that what a wrong kernel reads there can be told.
+    `tokens` None is a q without token axis. `pages` places the blocks: shuffled, descending, strided (pages with a gap
+    of their own size between them), or huge (ids and byte strides beyond 32 bits). scale: a number, or the geometry's.
+    `unread`: "nan" in slots nobody may read and table entries that exist nowhere, or "numbers" and pages that exist, so
+    that what a wrong kernel reads there can be told.
     """
 
     kind = "paged"
