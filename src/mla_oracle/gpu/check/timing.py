@@ -74,6 +74,7 @@ def subjects(bench: Bench, limit: Limits, w: Widths) -> list[Subject]:
         *(ends(dtype, end) for dtype in ("bf16", "f32") for end in ("absorb", "project")),
         *(small(dtype, form, "BH") for form in ("merge", "rope") for dtype in workloads.ITEM),
         *(small(dtype, "append", "B") for dtype in workloads.ITEM),
+        *(dense(dtype, "absorbed mma") for dtype in ("bf16", "f16")),
         *(dense(dtype, "absorbed") for dtype in ("bf16", "f32")),
         dense("f32", "naive"),
     ]

@@ -15,7 +15,7 @@ import numpy as np
 
 from mla_oracle import compare, dtypes, generate, oracle
 from mla_oracle.arrays import Array
-from mla_oracle.cases import Case, PagedCase
+from mla_oracle.cases import Case, DenseCase, PagedCase
 from mla_oracle.errors import OracleError
 from mla_oracle.gpu import absorbed_mma, forms
 from mla_oracle.gpu.check.part import Bench
@@ -49,6 +49,10 @@ DENSE = (
     "heads=3,nope=13,rope=6,value=9,rank=33,queries=3,cached=70",
     "heads=4,nope=24,rope=8,value=32,rank=64,queries=5,cached=40",
 )
+EVEN = (  # for tensor cores
+    "heads=4,nope=24,rope=16,value=32,rank=64,queries=5,cached=70",
+    "heads=2,nope=32,rope=16,value=24,rank=80,cached=3",
+)
 LARGE_DENSE = ("geometry=deepseek-v2-lite,cached=1000,queries=2", "geometry=glm-5.2,heads=8,cached=700")
 OTHERS = (
     "merge:states=1,rows=3,heads=2,value=5", "merge:states=7,rows=5,heads=8,value=130,lse_base=2",
@@ -61,7 +65,8 @@ KINDS = {"naive": ("f32",), "absorbed": ("f32", "bf16")}
 
 @dataclass(frozen=True)
 class Trial:
-    """A case, and for paged ones which kernel runs with which splits, and a number that is put into a visible row."""
+    """A case, the kernel that runs where it is not the form's own, and for paged cases the keys of a split and a number
+    that is put into a visible row."""
 
     id: str
     kernel: str | None = None
@@ -69,8 +74,8 @@ class Trial:
     number: float | None = None
 
     def __str__(self) -> str:
-        if self.kernel is None:
-            return self.id
+        if self.kernel is None or not self.id.startswith("paged"):
+            return f"{self.id} ({self.kernel})" if self.kernel else self.id
         number = "" if self.number is None else f", {self.number} in a row"
         return f"{self.id} ({self.kernel}, splits of {self.split_keys}{number})"
 
@@ -96,6 +101,8 @@ def trials(small: bool) -> list[Trial]:
     chosen += [Trial(f"paged:{ODD},dtype={dtype}", "scalar", 32) for dtype in ("f32", "f16", "bf16")]
     dense = DENSE if small else DENSE + LARGE_DENSE
     chosen += [Trial(f"{kind}:{shape},dtype={dtype}") for kind in KINDS for dtype in KINDS[kind] for shape in dense]
+    even = EVEN if small else EVEN + LARGE_DENSE
+    chosen += [Trial(f"absorbed:{shape},dtype={dtype}", "mma") for dtype in ("f16", "bf16") for shape in even]
     chosen += [Trial(f"{other},dtype={dtype}") for other in OTHERS for dtype in ("f32", "f16", "bf16")]
     if not small:
         kinds = [("bf16", "mma"), ("bf16", "scalar"), ("f16", "mma")]
@@ -122,7 +129,7 @@ def judge(bench: Bench, trial: Trial) -> Finding:
     truth = oracle.expected(case, precision="f64")
     results = run(bench, case, trial)
     again = run(bench, case, trial)
-    numerics = SCALAR if trial.kernel == "scalar" else None
+    numerics = SCALAR if isinstance(case, PagedCase | DenseCase) and trial.kernel != "mma" else None
     verdict = compare.check(case, results, truth, numerics=numerics)
     same = all(results[name].tobytes() == again[name].tobytes() for name in results)
     reason = "" if verdict.passed else verdict.reason
@@ -136,6 +143,12 @@ def judge(bench: Bench, trial: Trial) -> Finding:
 
 def run(bench: Bench, case: Case, trial: Trial) -> dict[str, Array]:
     """The results of the case from the machine."""
+    if isinstance(case, DenseCase) and trial.kernel == "mma":
+        out = np.empty((*case.q_nope.shape[:2], case.w_uv.shape[1]), np.float32)
+        scale = case.softmax_scale or (case.q_nope.shape[2] + case.q_pe.shape[2]) ** -0.5
+        arrays = (getattr(case, name) for name in oracle.DENSE_AXES)
+        forms.fill(absorbed_mma.attend, bench.machine, *arrays, scale, outputs=(out,))
+        return {"out": out}
     if not isinstance(case, PagedCase):
         return oracle.expected(case, precision="f32", backend=bench.backend)
     q = case.q if case.q.ndim == 4 else case.q[:, None]

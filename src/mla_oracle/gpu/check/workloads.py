@@ -118,12 +118,12 @@ def ends(bench: Bench, widths: Widths, dtype: str, end: str, T: int, H: int) -> 
 
 
 def dense(bench: Bench, widths: Widths, dtype: str, form: str, T: int, H: int, length: int) -> Work:
-    """A form whole, from q_nope to out, for T tokens at the end of one cache."""
+    """A form whole, "naive", "absorbed" or "absorbed mma", from q_nope to out, for T tokens at the end of one cache."""
     w, machine = widths, bench.machine
     shapes = ((T, H, w.P), (T, H, w.R), (length, w.L), (length, w.R), (H, w.P, w.L), (H, w.V, w.L))
     arrays = [filled(bench, shape, dtype, seed) for seed, shape in enumerate(shapes)]
     out = machine.empty((T, H, w.V), np.float32)
-    attend: Any = forms.attend_naive if form == "naive" else forms.attend_absorbed
+    attend: Any = {"naive": forms.attend_naive, "absorbed": forms.attend_absorbed}.get(form, absorbed_mma.attend)
     if form == "naive":
         operations = 2.0 * H * length * w.L * (w.P + w.V) + 2.0 * T * H * length * (w.P + w.R + w.V)
     else:
