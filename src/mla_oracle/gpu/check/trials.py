@@ -15,7 +15,7 @@ import numpy as np
 
 from mla_oracle import compare, dtypes, generate, oracle
 from mla_oracle.arrays import Array
-from mla_oracle.cases import Case, DenseCase, PagedCase
+from mla_oracle.cases import AbsorbedCase, Case, DenseCase, NaiveCase, PagedCase
 from mla_oracle.errors import OracleError
 from mla_oracle.gpu import absorbed_mma, forms
 from mla_oracle.gpu.check.part import Bench
@@ -25,6 +25,8 @@ from mla_oracle.gpu.driver import DriverError
 EPS = 2.0**-23
 LOG2E = 1.4426950408889634
 SCALAR = {"p": "f32", "score_accumulator": "f32", "value_accumulator": "f32"}
+DENSE_SCALAR = {**SCALAR, "query": "f32", "cache": "f32"}  # what a dense form makes of its inputs is f32 as well
+NUMERICS: dict[type, dict[str, str]] = {PagedCase: SCALAR, NaiveCase: DENSE_SCALAR, AbsorbedCase: DENSE_SCALAR}
 
 SHAPES = (  # of paged cases, rows multiples of 16 so that both kernels take them; the second: keys of a split
     ("heads=1,row=16,value=16,scale=0.125,lens=1,block=1", 64),
@@ -129,7 +131,7 @@ def judge(bench: Bench, trial: Trial) -> Finding:
     truth = oracle.expected(case, precision="f64")
     results = run(bench, case, trial)
     again = run(bench, case, trial)
-    numerics = SCALAR if isinstance(case, PagedCase | DenseCase) and trial.kernel != "mma" else None
+    numerics = None if trial.kernel == "mma" else NUMERICS.get(type(case))
     verdict = compare.check(case, results, truth, numerics=numerics)
     same = all(results[name].tobytes() == again[name].tobytes() for name in results)
     reason = "" if verdict.passed else verdict.reason
