@@ -78,7 +78,11 @@ def _counts(
         row = tuple(int(i) for i in np.unravel_index(int(u.argmax()), u.shape))
         first = tuple(int(i) for i in np.argwhere(u > 1)[0])
         data = {"rows_over": over, "rows": int(u.size), "worst": _short(u[row]), "first": list(first)}
-        text = f"{name} is wrong in {over} of {u.size} rows, first at {locate(case, name, first)['text']}"
+        index = first
+        if not isinstance(case, (PagedCase, DenseCase)) and not name.endswith("lse"):
+            error = np.abs(widen(actual[name][first], np.float64) - truth[name][first])
+            index = (*first, int(np.nan_to_num(error, nan=np.inf).argmax()))
+        text = f"{name} is wrong in {over} of {u.size} rows, first at {locate(case, name, index)['text']}"
         yield Fact(f"{name} wrong", f"{text}, at most by {_short(u[row]):g} budgets", data)
         empty = getattr(case, "empty_lse", None) if name.endswith("lse") else None
         kinds = nonfinite(actual[name], truth[name], empty)

@@ -16,6 +16,7 @@ from ..checks import widen
 from ..compare import form
 from ..errors import InputError
 from ..mutants import Mutant
+from ..mutants.temperature import FAMILY as TEMPERATURE
 from .facts import Fact, localise
 from .measure import Measure
 from .score import Evidence, Fit
@@ -37,11 +38,14 @@ class Suspicion:
     where: str = ""
     rivals: tuple[str, ...] = ()  # mutants of other classes that give the same on this case
     variants: tuple[str, ...] = ()  # mutants of the class that do
+    constants: Mapping[str, Any] = field(default_factory=dict)  # the parameters of the mutant, and its temperature
     apart: Mapping[str, str] = field(default_factory=dict)  # rival -> id of a case that tells it from the mutant
 
     @property
     def text(self) -> str:
         where = f", {self.where}" if self.where else ""
+        if "factor" in self.constants and "factor" not in self.mutant.parameters:
+            where = f", factor {self.constants['factor']:g}{where}"
         return f"{self.family} ({self.mutant.name}: {self.mutant.formula}){where}"
 
     def as_json(self) -> dict[str, Any]:
@@ -49,7 +53,7 @@ class Suspicion:
             "class": self.family,
             "mutant": self.mutant.name,
             "formula": self.mutant.formula,
-            "parameters": {key: _plain(value) for key, value in self.mutant.parameters.items()},
+            "parameters": {key: _plain(value) for key, value in self.constants.items()},
             "references": list(self.mutant.references),
             "share": _short(self.share),
             "distance": _short(self.distance),
@@ -159,10 +163,20 @@ def classified(evidence: Evidence, fits: list[Fit]) -> list[Suspicion]:
         same = [f.mutant for f in near if evidence.same(fit.mutant, f.mutant)]
         rivals = dict.fromkeys(m.name for m in same if m.family != family)
         own = [m.name for m in same if m.family == family]
+        constants = {**fit.mutant.parameters, **_temperature(evidence, fit.mutant)}
         classes.append(
-            Suspicion(family, fit.mutant, fit.share, fit.distance, fit.where, tuple(rivals), tuple(own))
+            Suspicion(family, fit.mutant, fit.share, fit.distance, fit.where, tuple(rivals), tuple(own), constants)
         )
     return classes
+
+
+def _temperature(evidence: Evidence, mutant: Mutant) -> dict[str, float]:
+    """The factor of the scores of a mutant that has one for all."""
+    problem = evidence.suspects.problem
+    if problem is None or mutant.family != TEMPERATURE:
+        return {}
+    right = problem.plan(int(problem.lens.argmax()))
+    return {"factor": _short(mutant.plans(problem, right)[0].scale / right.scale)}
 
 
 def summary(classes: list[Suspicion], named: bool) -> str:
@@ -185,5 +199,5 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, np.floating) else value
 
 
-def _short(x: float) -> float:
+def _short(x: Any) -> float:
     return float(f"{x:.3g}")

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels with a bug: what a mutant gives, with the roundings of an honest kernel on top, stored in its dtypes."""
+
+import numpy as np
+
+from mla_oracle import budget, dtypes
+from mla_oracle.cases import DenseCase, PagedCase
+from mla_oracle.diagnosis.discrimination import usual_kinds
+from mla_oracle.numerics import infer
+from mla_oracle.oracle import expected
+
+
+def size(x):
+    x = np.where(np.isfinite(x), x, 0)
+    return np.sqrt(np.square(x).mean(-1, keepdims=True))
+
+
+def noise_of(case, kinds, truth, seed):
+    """The error of one emulated honest kernel, by result; 0 where there is none."""
+    found = {name: np.zeros(array.shape) for name, array in truth.items()}
+    if isinstance(case, (PagedCase, DenseCase)):
+        with np.errstate(all="ignore"):
+            honest = budget.emulate(case, infer(case, kinds), np.random.default_rng(seed))
+            for name, array in honest.items():
+                found[name] = np.where(np.isfinite(array - truth[name]), array - truth[name], 0)
+    return found
+
+
+def stored(results, kinds, truth, noise):
+    """`results` as a kernel of these dtypes stores them, with noise in proportion to the size of each row."""
+    made = {}
+    with np.errstate(all="ignore"):
+        for name, kind in kinds.items():
+            grown = 1.0
+            if not name.endswith("lse"):
+                grown = size(results[name]) / size(truth[name])
+                grown = np.where(np.isfinite(grown), grown, 1.0)
+            exact = results[name] == np.round(results[name])  # zeros, and what is not computed
+            made[name] = dtypes.round_to(np.where(exact, results[name], results[name] + noise[name] * grown), kind)
+    return made
+
+
+def run(case, mutant, *, dtype=None, lse="f32", seed=1):
+    """What a kernel for `case` with the bug `mutant` returns."""
+    truth = {name: array for name, array in expected(case, precision="f64").items() if not name.startswith("partial_")}
+    kinds = usual_kinds(case, truth)
+    if dtype is not None:
+        kinds |= {"out": dtype}
+    results = mutant.run(case)
+    return stored({n: results[n] for n in truth}, kinds, truth, noise_of(case, kinds, truth, seed))

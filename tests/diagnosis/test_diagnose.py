@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""diagnose: classes and constants that the bank does not hold, compositions, honest doubt, and what is no bug."""
+
+import numpy as np
+import pytest
+
+from buggy import run
+from mla_oracle.diagnosis import diagnose, made, variants
+from mla_oracle.errors import InputError
+from mla_oracle.inputs import generate
+from mla_oracle.mutants import Problem, bank, causal, columns, compose, equivalences, find, lengths, rope, scores, tail
+from mla_oracle.mutants import temperature
+from mla_oracle.oracle import expected
+
+ID = "paged:geometry=deepseek-v3,heads=6,row=96,value=64,lens=65+0+1+131+60,tokens=2,unread=numbers,dtype=bf16,block=32"
+CASE = generate(ID)
+
+
+def found(mutant, case=CASE, *, lse=True, **how):
+    actual = run(case, mutant)
+    return diagnose(case, actual["out"], actual["lse"] if lse else None, **how)
+
+
+CONSTANTS = {
+    "uniform temperature": (temperature.factor(0.7371), "factor", 0.7371),
+    "unwanted soft cap": (scores.soft_cap(4.4), "cap", 4.4),
+    "unwanted bias": (scores.distance_bias(0.013), "slope", 0.013),
+    "length metadata": (lengths.shift(-7), "shift", -7),
+    "window": (causal.window(37), "width", 37),
+    "pad lanes in denominator": (tail.pads(48), "tile", 48),
+    "sink multiplicity": (made.sink(3.2), "logit", 3.2),
+    "missing V descale": (columns.factor(1.37), "factor", 1.37),
+    "LSE value": (made.lse_plus(0.31), "value", 0.31),
+    "wrong position": (rope.shifted(5, "q"), "by", 5),
+}
+
+
+@pytest.mark.parametrize("family", CONSTANTS)
+def test_a_constant_that_is_not_in_the_bank_is_estimated(family):
+    mutant, name, value = CONSTANTS[family]
+    diagnosis = found(mutant, separate=False)
+    assert diagnosis.named, diagnosis.summary
+    best = diagnosis.classes[0]
+    assert best.family == family
+    assert best.mutant.parameters[name] == pytest.approx(value, rel=0.01)
+    assert best.share > 0.97
+
+
+@pytest.mark.parametrize("start, end, twice", [(19, 20, False), (64, 80, False), (64, 80, True)])
+def test_keys_that_are_lost_or_counted_twice_are_named(start, end, twice):
+    diagnosis = found(made.run(start, end, twice=twice), separate=False)
+    assert diagnosis.classes[0].family == "key lost or repeated"
+    assert diagnosis.classes[0].mutant.parameters == {"first": start, "last": end - 1}
+
+
+@pytest.mark.parametrize("name", ["merge.equal, 7 splits", "online.acc-not-rescaled, tiles of 16"])
+def test_other_numbers_of_splits_and_tiles_are_tried(name):
+    mutant = next(m for m in variants.recut(Problem(CASE), bank()) if m.name == name)
+    best = found(mutant, separate=False).classes[0]
+    assert best.mutant.name == name or name in best.rivals + best.variants
+
+
+def test_a_temperature_is_estimated_without_an_lse():
+    diagnosis = found(temperature.factor(0.62), lse=False, separate=False)
+    assert diagnosis.classes[0].constants["factor"] == pytest.approx(0.62, rel=0.01)
+
+
+def test_the_factor_of_a_named_temperature_is_told():
+    best = found(find("temperature.row-width"), separate=False).classes[0]
+    assert best.constants["factor"] == pytest.approx(96**-0.5 / CASE.softmax_scale, rel=0.01)
+    assert "factor " in best.text
+
+
+@pytest.mark.parametrize(
+    "one, two",
+    [
+        (temperature.factor(0.7371), find("rope.pairing")),
+        (find("causal.none"), find("value.row-end")),
+        (find("lse.base-2"), find("value.halves-swapped")),
+        (columns.factor(1.37), find("query.head-shift")),
+    ],
+)
+def test_compositions_of_two_are_found(one, two):
+    diagnosis = found(compose(one, two), separate=False)
+    assert diagnosis.named, diagnosis.summary
+    parts = diagnosis.classes[0].mutant.name.split(" + ")
+    families = {find(part).family for part in parts if part in {m.name for m in bank()}}
+    assert two.family in families or one.family in families
+    assert len(parts) == 2
+
+
+def test_noise_is_unknown():
+    rng = np.random.default_rng(0)
+    truth = expected(CASE, precision="f64")
+    out = (truth["out"] * (1 + 0.3 * rng.standard_normal(truth["out"].shape))).astype(np.float32)
+    diagnosis = diagnose(CASE, out, truth["lse"].astype(np.float32))
+    assert not diagnosis.named
+    assert diagnosis.summary.startswith("unknown")
+    assert diagnosis.tested > 300
+
+
+def test_what_is_within_the_budget_is_no_bug():
+    for mutant in equivalences():
+        if mutant.applies(CASE) is None:
+            diagnosis = found(mutant)
+            assert (diagnosis.named, diagnosis.facts, diagnosis.classes) == (False, [], []), mutant.name
+            assert diagnosis.summary.startswith("nothing is wrong")
+
+
+def test_rivals_that_give_the_same_are_told_with_a_case_that_tells_them_apart():
+    best = found(find("causal.none")).classes[0]  # with two query tokens the same as one key more
+    assert best.rivals == ("causal.one-more",)
+    other = generate(best.apart["causal.one-more"])
+    results = [find(name).run(other)["lse"] for name in ("causal.none", "causal.one-more")]
+    assert not np.allclose(*results, equal_nan=True)
+
+
+def test_a_bug_of_some_heads_is_named_with_the_heads():
+    right = expected(CASE, precision="f64")
+    wrong = find("temperature.row-width").run(CASE)
+    mixed = {name: right[name].copy() for name in right}
+    mixed["out"][:, :, 2:4], mixed["lse"][:, :, 2:4] = wrong["out"][:, :, 2:4], wrong["lse"][:, :, 2:4]
+    diagnosis = diagnose(CASE, mixed["out"].astype(np.float32), mixed["lse"].astype(np.float32), separate=False)
+    assert diagnosis.classes[0].family == "uniform temperature"
+    assert diagnosis.classes[0].where == "in heads 2, 3 only"
+
+
+def test_of_a_large_case_some_requests_are_compared():
+    case = generate("paged:heads=96,row=576,value=512,scale=0.1,lens=700x9+5+70,dtype=bf16")
+    truth = expected(case, precision="f64")
+    wrong = find("temperature.half").run(case)
+    out, lse = (wrong[name].astype(np.float32) for name in ("out", "lse"))
+    diagnosis = diagnose(case, out, lse, truth=truth, separate=False)
+    assert diagnosis.classes[0].family == "uniform temperature"
+    assert diagnosis.requests is not None and 1 < len(diagnosis.requests) < 9
+
+
+def test_results_of_another_form_are_refused():
+    truth = expected(CASE, precision="f64")
+    with pytest.raises(InputError, match=r"out is \[4, 2, 6, 64\], expected \[5, 2, 6, 64\]"):
+        diagnose(CASE, truth["out"][:4])
+    with pytest.raises(InputError, match="lse is i32, expected f64 or"):
+        diagnose(CASE, truth["out"], np.zeros(truth["lse"].shape, np.int32))
+
+
+def test_other_kinds_of_case_are_diagnosed():
+    for case_id, name in (
+        ("merge:states=4,rows=5", "merge.equal"),
+        ("rope:rope=8,heads=2,pairing=neox,base=10000", "rope.reversed"),
+        ("append:rank=16,rope=4,tokens=9", "append.next-row"),
+        ("absorbed:heads=4,nope=24,rope=8,value=32,rank=64,queries=3,cached=17", "temperature.half"),
+    ):
+        case = generate(case_id)
+        mutant = find(name)
+        assert mutant.applies(case) is None, name
+        results = {n: a.astype(np.float32) for n, a in mutant.run(case).items()}
+        diagnosis = diagnose(case, results[case.results[0]], results.get("lse"))
+        names = {mutant.family, *(find(n).family for n in diagnosis.classes[0].rivals)}
+        assert diagnosis.named and diagnosis.classes[0].family in names, (case_id, diagnosis.summary)

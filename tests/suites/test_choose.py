@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suites are chosen by what they see: folders, coverage, the pytest parametrisation."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mla_oracle.cli import main
+from mla_oracle.exchange import load_case
+from mla_oracle.inputs import generate
+from mla_oracle.mutants import find
+from mla_oracle.suites import choose, probes
+
+pytest_plugins = ["pytester"]
+
+SIZES = "heads=3,row=20,value=12,scale=0.3,dtype=f32"
+
+
+def test_a_case_that_adds_nothing_is_not_chosen():
+    first = probes(SIZES, block=4, max_tokens=60)[0]
+    suite = choose([first, first.replace("tokens=3", "seed=2,tokens=3")], mutants=[find("causal.none")])
+    assert suite.cases == [first]
+    assert suite.seen == {first: ["causal.none"]}
+
+
+def test_a_case_that_sees_what_others_do_not_is_chosen_and_the_rest_is_said():
+    ids = [f"paged:{SIZES},lens=5+9", f"paged:{SIZES},lens=4+9,tokens=2"]
+    asked = [find(name) for name in ("temperature.half", "causal.none", "window.4096")]
+    suite = choose(ids, mutants=asked)
+    assert suite.cases == [str(generate(i).id) for i in ids] or suite.cases == ids
+    assert (suite.unseen, suite.never) == ([], ["window.4096"])
+
+
+def test_probes_keep_to_the_limit():
+    for case_id in probes("geometry=deepseek-v2-lite,dtype=bf16", max_tokens=300):
+        lens = case_id.partition("lens=")[2].partition(",")[0]
+        assert sum(int(n) for n in lens.split("+")) <= 300, case_id
+
+
+def test_a_folder_is_written_and_read_back(tmp_path, capsys):
+    folder = tmp_path / "suite"
+    how = ["--geometry", "heads=3,row=20,value=12,scale=0.3", "--dtype", "f32", "--block", "4", "--max-tokens", "40"]
+    assert main(["suite", *how, "-o", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["unseen"] == [] and answer["seen"] == answer["applicable"] > 250
+    assert f"see {answer['seen']} of {answer['applicable']} mutants that apply" in err
+    assert json.loads((folder / "suite.json").read_text())["cases"] == answer["cases"]
+    for entry in answer["cases"]:
+        assert load_case(str(folder / entry["file"])).id == entry["case"]
+    assert main(["suite", *how, "-o", str(folder)]) == 2
+    assert "expected a new folder or an empty one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["suite"], "suite needs --geometry"),
+        (["suite", "--geometry", "nothing"], "geometry is 'nothing', expected"),
+        (["suite", "--geometry", "glm-5.2", "--kinds", "paged+sparse"], "kinds has 'sparse', expected paged"),
+        (["suite", "run", "x", "--exec", "k {case} {out}", "--jobs", "0"], "jobs is 0, expected 1 or more"),
+        (["suite", "run", "x", "--exec", "k {case} {out}", "--timeout", "0"], "timeout is 0.0, expected"),
+        (["suite", "run", ".", "--exec", "k {out}"], "expected one with {case}"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, capsys):
+    assert main(words) == 2
+    assert message in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_numbers_in_what_is_not_read_change_nothing_that_is():
+    for more in ("", ",pages=huge", ",pages=strided", ",pages=descending"):
+        with_nan, with_numbers = (generate(f"paged:{SIZES},lens=9+0+70{more}{x}") for x in ("", ",unread=numbers"))
+        for b, length in enumerate(with_nan.seq_lens):
+            used = -(-length // with_nan.kv_cache.shape[1])
+            assert np.array_equal(with_nan.block_table[b, :used], with_numbers.block_table[b, :used])
+        held = np.isfinite(with_nan.kv_cache)
+        assert np.array_equal(with_nan.kv_cache[held], with_numbers.kv_cache[held])
+        assert np.isfinite(with_numbers.kv_cache).all()
+        ids = np.arange(len(with_numbers.kv_cache)) if with_numbers.page_ids is None else with_numbers.page_ids
+        assert np.isin(with_numbers.block_table, ids).all()
+
+
+def test_strided_pages_have_a_gap_of_their_size():
+    case = generate(f"paged:{SIZES},lens=70+9,pages=strided")
+    assert case.block_stride == 2 * case.kv_cache[0].nbytes
+    assert find("stride.pages").applies(case) is None
+
+
+def test_a_suite_is_a_parametrisation(pytester, tmp_path):
+    main(["suite", "--geometry", "heads=2,row=12,value=8,scale=0.3", "--dtype", "f32", "--block", "4", "--max-tokens",
+          "12", "-o", str(tmp_path / "s")])
+    count = len(list((tmp_path / "s").glob("*.safetensors")))
+    pytester.makepyfile("""
+        def test_kernel(mla_suite, mla_oracle):
+            mla_oracle.check(mla_suite, *list(mla_oracle.expected(mla_suite, precision="f32").values())[:2])
+    """)
+    pytester.runpytest_subprocess("--mla-suite", str(tmp_path / "s")).assert_outcomes(passed=count)
+    missing = pytester.runpytest_subprocess()
+    assert missing.ret != 0
+    missing.stdout.fnmatch_lines(["*expected --mla-suite with a folder or a geometry*"])

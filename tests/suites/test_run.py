@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine over a suite: right, wrong, crashing and hanging ones; executors; the reports."""
+
+import json
+import math
+import os
+import sys
+import xml.etree.ElementTree as ET
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from html.parser import HTMLParser
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+from mla_oracle.cases import PagedCase
+from mla_oracle.cli import main
+from mla_oracle.errors import InputError
+from mla_oracle.inputs import generate
+from mla_oracle.mutants import find
+from mla_oracle.oracle import expected
+from mla_oracle.suites import Command, Outcome, Report, run_suite
+from mla_oracle.suites.junit import junit
+from mla_oracle.suites.page import colour, page
+
+SIZES = "heads=3,row=20,value=12,scale=0.3"
+IDS = [
+    f"paged:{SIZES},lens=5+0+1+11+8+2,tokens=3,block=4,unread=numbers",
+    f"paged:{SIZES},lens=9+5,block=4",
+    f"paged:{SIZES},lens=12+3,tokens=2,block=1,unread=numbers",
+]
+
+
+def right(case):
+    return {name: array.astype(np.float32) for name, array in expected(case, precision="f64").items()}
+
+
+def unmasked(case):
+    mutant = find("causal.none")
+    results = mutant.run(case) if mutant.applies(case) is None else right(case)
+    return results["out"].astype(np.float32), results["lse"].astype(np.float32)
+
+
+def raising(case):
+    raise ValueError("no such\nlayout")
+
+
+def dying(case):
+    if case.kv_cache.shape[1] == 1:
+        os._exit(3)
+    return right(case)
+
+
+def test_a_right_engine_passes_everywhere():
+    report = run_suite(IDS, right)
+    assert [o.verdict for o in report.outcomes] == ["pass"] * 3
+    assert report.passed and report.summary == ""
+    assert report.table().splitlines()[0].split() == ["case", "verdict", "suspected", "class", "where"]
+    assert report.table().splitlines()[-1] == "3 pass"
+
+
+def test_a_wrong_engine_fails_where_the_bug_shows_and_its_class_is_named():
+    told = []
+    report = run_suite(IDS, unmasked, progress=lambda outcome, done, total: told.append((outcome.case, done, total)))
+    assert [o.verdict for o in report.outcomes] == ["fail", "pass", "fail"]
+    assert {o.suspected for o in report.outcomes} == {"no causal bound", ""}
+    assert report.outcomes[0].where == "only queries 0, 1 of 3 are wrong"
+    assert report.summary.startswith("suspected over all cases: no causal bound (causal.none")
+    assert [done for _, done, _ in told] == [1, 2, 3]
+    assert all(o.case == case for o, case in zip(report.outcomes, IDS, strict=True))
+    cube = np.array(report.outcomes[0].errors["out"])
+    assert cube.shape == (6, 3, 3)
+    assert (cube[3, 2] <= 1).all() and (cube[3, 0] > 1).all()
+
+
+def test_an_engine_that_raises_is_a_crash_and_not_an_end():
+    report = run_suite(IDS[:2], raising)
+    assert [(o.verdict, o.reason) for o in report.outcomes] == [("crash", "ValueError: no such layout")] * 2
+
+
+def test_what_an_engine_returns_in_the_wrong_form_fails_with_the_form():
+    def short(case):
+        return right(case)["out"][:1]
+
+    def integers(case):
+        return {"out": right(case)["out"].astype(np.int32)}
+
+    def foreign(case):
+        return {"out": right(case)["out"], "weights": np.zeros(3)}
+
+    for engine, words in ((short, "out is [1, 3, 12], expected"), (integers, "out is i32, expected"),
+                          (foreign, "the actual results hold weights")):
+        outcome = run_suite(IDS[1:2], engine).outcomes[0]
+        assert outcome.verdict == "fail" and outcome.reason.startswith(words), outcome.reason
+
+
+def test_threads_and_processes_give_the_same_report():
+    alone = run_suite(IDS, unmasked)
+    with ThreadPoolExecutor(2) as threads:
+        threaded = run_suite(IDS, unmasked, threads)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        spread = run_suite(IDS, unmasked, processes)
+    assert alone.table() == threaded.table() == spread.table()
+
+
+def test_a_worker_that_dies_loses_its_case_and_not_the_report():
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        report = run_suite([IDS[1], IDS[2]], dying, processes)
+    assert [o.case for o in report.outcomes] == [IDS[1], IDS[2]]
+    assert report.outcomes[1].verdict == "crash"
+    assert "BrokenProcessPool" in report.outcomes[1].reason
+
+
+ENGINE = """
+import sys, time, os
+from mla_oracle.exchange import load_case, write_result
+from mla_oracle.oracle import expected
+case = load_case(sys.argv[1])
+block = case.kv_cache.shape[1]
+if block == 1: time.sleep(100)
+if case.q.ndim == 3: os.abort()
+write_result(sys.argv[2], {k: v.astype("f4") for k, v in expected(case, precision="f64").items()}, {})
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    (tmp_path / "my engine.py").write_text(ENGINE)
+    return f"{sys.executable} '{tmp_path / 'my engine.py'}' {{case}} {{out}}"
+
+
+def test_a_command_that_crashes_or_hangs_is_an_outcome(command):
+    report = run_suite(IDS, Command(command, timeout=15))
+    assert [o.verdict for o in report.outcomes] == ["pass", "crash", "hang"]
+    assert report.outcomes[1].reason.startswith("ended by SIGABRT")
+    assert report.outcomes[2].reason == "no result in 15 s"
+
+
+def test_commands_that_say_nothing_or_are_not_there(tmp_path):
+    true = run_suite(IDS[1:2], Command("true {case} {out}")).outcomes[0]
+    assert (true.verdict, true.reason) == ("crash", "exit code 0, but no result file was written")
+    words = Command(f"{sys.executable} -c 'import sys; sys.exit(\"{{case}} {{out}}\"[:0] or \"no device\")'")
+    assert run_suite(IDS[1:2], words).outcomes[0].reason == "exit code 1: no device"
+    with pytest.raises(InputError, match=r"expected one with \{out\}"):
+        Command("kernel {case}")
+    with pytest.raises(InputError, match="cannot be run: No such file"):
+        run_suite(IDS[1:2], Command("/nowhere/kernel {case} {out}"))
+
+
+def test_the_command_line_writes_every_report(tmp_path, command, capsys):
+    files = {name: tmp_path / f"report.{name}" for name in ("junit", "json", "html")}
+    options = [f"--{name}={path}" for name, path in files.items()]
+    code = main(["suite", "run", *IDS[:2], "--exec", command, "--jobs", "2", "--timeout", "60", *options])
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert code == 1
+    assert (answer["pass"], answer["crash"]) == (1, 1)
+    assert "[2/2]" in err and err.splitlines()[-1] == "1 pass, 1 crash"
+    assert json.loads(files["json"].read_text()) == answer
+    tree = ET.fromstring(files["junit"].read_text())
+    assert [(s.get("tests"), s.get("errors")) for s in tree] == [("2", "1")]
+    assert "ended by SIGABRT" in files["html"].read_text()
+
+
+class Seen(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+
+def test_the_page_needs_no_network_and_shows_heat_maps():
+    seen = Seen()
+    text = page(run_suite(IDS[:2], unmasked))
+    seen.feed(text)
+    assert "script" not in seen.tags and "http" not in text.replace("http-equiv", "")
+    assert all(link.startswith("#") for link in seen.links)
+    assert seen.tags.count("figure") == 4  # out and lse, heads and query tokens
+    assert "head 2, request 3 (11 keys)" in text
+
+
+def test_reports_escape_what_cases_and_kernels_say():
+    nasty = Outcome('<b>&"', "fail", "a < b & \x01c", summary="<script>", facts=("</li>",), errors={"out": [[[math.inf]]]})
+    text = page(Report([nasty]))
+    assert "<script>" not in text and "<b>" not in text
+    tree = ET.fromstring(junit(Report([nasty])))
+    assert tree[0][0].get("name") == '<b>&"'
+
+
+def test_colours_are_those_of_the_legend():
+    assert colour(0) == "rgb(235,235,235)" and colour(1) == "rgb(190,190,190)"
+    assert colour(1.001).startswith("rgb(255,") and colour(1e9) == colour(1e4) == "rgb(135,0,0)"
+    assert colour(math.inf) == colour(math.nan) == "#7b2fbe"
+
+
+def test_cases_can_be_given_as_they_are():
+    case = generate(IDS[1])
+    assert isinstance(case, PagedCase)
+    assert run_suite([case], right).outcomes[0].case == IDS[1]
