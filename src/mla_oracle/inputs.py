@@ -134,9 +134,10 @@ def _paged(recipe: PagedRecipe) -> PagedCase:
         q, rows = _paged_rows(recipe, lens, T, H, D, V, scale)
         kv[:] = np.nan
         kv.reshape(-1, D)[pages.row_of_token] = rows
-    kv.reshape(-1, D)[pages.unread_rows] = (
-        np.nan if recipe.unread == "nan" else normal(recipe.seed, "unread", int(pages.unread_rows.sum()), D)
-    )
+    kv.reshape(-1, D)[pages.unread_rows] = np.nan
+    if recipe.unread == "numbers":
+        unread = np.isnan(kv.reshape(-1, D)).all(axis=1)
+        kv.reshape(-1, D)[unread] = normal(recipe.seed, "unread", int(unread.sum()), D)
 
     kv = dtypes.round_to(kv, recipe.dtype)
     q = dtypes.round_to(q, recipe.dtype)

@@ -19,16 +19,17 @@ from mla_oracle.errors import InputError
 from mla_oracle.inputs import generate
 from mla_oracle.mutants import find
 from mla_oracle.oracle import expected
+from mla_oracle.recipes import parse_id
 from mla_oracle.suites import Command, Outcome, Report, run_suite
 from mla_oracle.suites.junit import junit
 from mla_oracle.suites.page import colour, page
 
 SIZES = "heads=3,row=20,value=12,scale=0.3"
-IDS = [
+IDS = [str(parse_id(case_id)) for case_id in (
     f"paged:{SIZES},lens=5+0+1+11+8+2,tokens=3,block=4,unread=numbers",
     f"paged:{SIZES},lens=9+5,block=4",
     f"paged:{SIZES},lens=12+3,tokens=2,block=1,unread=numbers",
-]
+)]
 
 
 def right(case):
@@ -115,6 +116,7 @@ ENGINE = """
 import sys, time, os
 from mla_oracle.exchange import load_case, write_result
 from mla_oracle.oracle import expected
+from mla_oracle.recipes import parse_id
 case = load_case(sys.argv[1])
 block = case.kv_cache.shape[1]
 if block == 1: time.sleep(100)

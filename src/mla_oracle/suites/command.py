@@ -111,8 +111,8 @@ def run_command(
         raise InputError(f"jobs is {jobs}, expected 1 or more")
     if timeout is not None and not timeout > 0:
         raise InputError(f"timeout is {timeout}, expected a number of seconds above 0")
-    cases = [case for source in sources for case in cases_of(source)]
     engine = Command(line, timeout)
+    cases = [case for source in sources for case in cases_of(source)]
 
     def progress(outcome: Outcome, done: int, total: int) -> None:
         suspected = f", {outcome.suspected}" if outcome.suspected else ""

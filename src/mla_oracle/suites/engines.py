@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -70,12 +71,11 @@ class Command:
         except subprocess.TimeoutExpired:
             raise EngineHang(f"no result in {self.timeout:g} s") from None
         finally:
-            with_group = process.pid
-            try:
-                os.killpg(with_group, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
         lines = stderr.decode(errors="replace").strip().splitlines()
         return process.returncode, lines[-1][:300] if lines else ""
 
