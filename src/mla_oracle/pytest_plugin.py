@@ -24,7 +24,7 @@ HOSTILE = [
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mla-oracle", "MLA decode oracle")
     group.addoption("--mla-case", action="append", metavar="ID", help="a case id or file for mla_case (repeatable)")
-    group.addoption("--mla-suite", metavar="S", help="the cases of mla_suite: a folder of mla-oracle suite, or a geometry")
+    group.addoption("--mla-suite", metavar="S", help="cases of mla_suite: a folder of mla-oracle suite, or a geometry")
     group.addoption("--mla-seed", type=int, default=1, metavar="N", help="seed of the default cases (default: 1)")
     group.addoption("--mla-tol", type=float, metavar="X", help="max |g - w| <= X * max(max |w|, 1)")
     group.addoption("--mla-atol", type=float, metavar="X", help="|g - w| <= ATOL + RTOL * |w|")

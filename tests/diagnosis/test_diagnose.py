@@ -3,13 +3,25 @@
 
 import numpy as np
 import pytest
-
 from buggy import run
+
 from mla_oracle.diagnosis import diagnose, made, variants
 from mla_oracle.errors import InputError
 from mla_oracle.inputs import generate
-from mla_oracle.mutants import Problem, bank, causal, columns, compose, equivalences, find, lengths, rope, scores, tail
-from mla_oracle.mutants import temperature
+from mla_oracle.mutants import (
+    Problem,
+    bank,
+    causal,
+    columns,
+    compose,
+    equivalences,
+    find,
+    lengths,
+    rope,
+    scores,
+    tail,
+    temperature,
+)
 from mla_oracle.oracle import expected
 
 ID = "paged:geometry=deepseek-v3,heads=6,row=96,value=64,lens=65+0+1+131+60,tokens=2,unread=numbers,dtype=bf16,block=32"

@@ -3,8 +3,8 @@
 
 import numpy as np
 import pytest
-
 from buggy import noise_of, stored
+
 from mla_oracle.compare import check
 from mla_oracle.diagnosis.discrimination import usual_kinds
 from mla_oracle.diagnosis.joint import sums_of, together

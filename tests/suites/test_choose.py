@@ -89,8 +89,21 @@ def test_strided_pages_have_a_gap_of_their_size():
 
 
 def test_a_suite_is_a_parametrisation(pytester, tmp_path):
-    main(["suite", "--geometry", "heads=2,row=12,value=8,scale=0.3", "--dtype", "f32", "--block", "4", "--max-tokens",
-          "12", "-o", str(tmp_path / "s")])
+    main(
+        [
+            "suite",
+            "--geometry",
+            "heads=2,row=12,value=8,scale=0.3",
+            "--dtype",
+            "f32",
+            "--block",
+            "4",
+            "--max-tokens",
+            "12",
+            "-o",
+            str(tmp_path / "s"),
+        ]
+    )
     count = len(list((tmp_path / "s").glob("*.safetensors")))
     pytester.makepyfile("""
         def test_kernel(mla_suite, mla_oracle):

@@ -25,11 +25,14 @@ from mla_oracle.suites.junit import junit
 from mla_oracle.suites.page import colour, page
 
 SIZES = "heads=3,row=20,value=12,scale=0.3"
-IDS = [str(parse_id(case_id)) for case_id in (
-    f"paged:{SIZES},lens=5+0+1+11+8+2,tokens=3,block=4,unread=numbers",
-    f"paged:{SIZES},lens=9+5,block=4",
-    f"paged:{SIZES},lens=12+3,tokens=2,block=1,unread=numbers",
-)]
+IDS = [
+    str(parse_id(case_id))
+    for case_id in (
+        f"paged:{SIZES},lens=5+0+1+11+8+2,tokens=3,block=4,unread=numbers",
+        f"paged:{SIZES},lens=9+5,block=4",
+        f"paged:{SIZES},lens=12+3,tokens=2,block=1,unread=numbers",
+    )
+]
 
 
 def right(case):
@@ -89,8 +92,11 @@ def test_what_an_engine_returns_in_the_wrong_form_fails_with_the_form():
     def foreign(case):
         return {"out": right(case)["out"], "weights": np.zeros(3)}
 
-    for engine, words in ((short, "out is [1, 3, 12], expected"), (integers, "out is i32, expected"),
-                          (foreign, "the actual results hold weights")):
+    for engine, words in (
+        (short, "out is [1, 3, 12], expected"),
+        (integers, "out is i32, expected"),
+        (foreign, "the actual results hold weights"),
+    ):
         outcome = run_suite(IDS[1:2], engine).outcomes[0]
         assert outcome.verdict == "fail" and outcome.reason.startswith(words), outcome.reason
 
@@ -141,7 +147,7 @@ def test_a_command_that_crashes_or_hangs_is_an_outcome(command):
 def test_commands_that_say_nothing_or_are_not_there(tmp_path):
     true = run_suite(IDS[1:2], Command("true {case} {out}")).outcomes[0]
     assert (true.verdict, true.reason) == ("crash", "exit code 0, but no result file was written")
-    words = Command(f"{sys.executable} -c 'import sys; sys.exit(\"{{case}} {{out}}\"[:0] or \"no device\")'")
+    words = Command(f'{sys.executable} -c \'import sys; sys.exit("{{case}} {{out}}"[:0] or "no device")\'')
     assert run_suite(IDS[1:2], words).outcomes[0].reason == "exit code 1: no device"
     with pytest.raises(InputError, match=r"expected one with \{out\}"):
         Command("kernel {case}")
@@ -185,7 +191,9 @@ def test_the_page_needs_no_network_and_shows_heat_maps():
 
 
 def test_reports_escape_what_cases_and_kernels_say():
-    nasty = Outcome('<b>&"', "fail", "a < b & \x01c", summary="<script>", facts=("</li>",), errors={"out": [[[math.inf]]]})
+    nasty = Outcome(
+        '<b>&"', "fail", "a < b & \x01c", summary="<script>", facts=("</li>",), errors={"out": [[[math.inf]]]}
+    )
     text = page(Report([nasty]))
     assert "<script>" not in text and "<b>" not in text
     tree = ET.fromstring(junit(Report([nasty])))

@@ -8,97 +8,15 @@ there is no lse a temperature or a cap is fitted to out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays import Array
 from ..metrics import of_rows
 from ..mutants import Mutant, causal, columns, lengths, tail
-from ..mutants.evaluate import evaluate
 from . import made
+from .samples import NAMES, Sample, log_sum, samples
 from .score import WITHIN, Evidence
-
-ROWS = 48  # rows a fit looks at
-REQUESTS = 3
-
-
-class Sample(NamedTuple):
-    """Rows of one request: what is known of the truth (or of a mutant) and what was returned."""
-
-    b: int
-    length: int
-    s: Array  # scores [R, n], -inf where masked
-    seen: Array  # keys each row sees [R]
-    values: Array  # [n, V]
-    lse: Array | None  # returned, natural [R]
-    right: Array  # natural lse of s [R]
-    out: Array | None  # returned [R, V]
-
-
-def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
-    """Wrong rows of the cheapest wrong requests; scores as the mutant has them."""
-    problem = evidence.suspects.problem
-    if problem is None or problem.up is not None:
-        return []
-    requests = evidence.suspects.requests or list(range(problem.B))
-    found = []
-    bad = {name: _rows(problem.q.shape[:3], requests, u > WITHIN) for name, u in evidence.error.items() if name in NAMES}
-    wrong: Array = np.any(list(bad.values()), axis=0)  # [b, T, H]
-    order = sorted(range(len(requests)), key=lambda i: problem.lens[requests[i]])
-    for i in (i for i in order if wrong[i].any() and problem.lens[requests[i]] >= 2):
-        b = requests[i]
-        rows, base = problem.state(b)
-        plans = [base.plan] if mutant is None else mutant.plans(problem, base.plan)
-        if len(plans) != 1 or plans[0].extras:
-            continue
-        state = base if mutant is None else evaluate(plans[0], rows, base)
-        if not state.s.shape[-1]:
-            continue
-        pick = np.flatnonzero(wrong[i].ravel())
-        pick = pick[:: -(-len(pick) // ROWS)]
-        s = state.s.reshape(-1, state.s.shape[-1])[pick]
-        values, _ = rows.read(state.plan.address(state.plan, state.plan.lanes))
-        with np.errstate(all="ignore"):
-            lse, out = (_given(evidence, name, i, pick) for name in ("lse", "out"))
-            right = log_sum(s)
-        found.append(
-            Sample(
-                b,
-                int(problem.lens[b]),
-                s,
-                (s > -np.inf).sum(-1),
-                values[:, : problem.V],
-                None if lse is None else lse / problem.unit,
-                right,
-                out,
-            )
-        )
-        if len(found) == REQUESTS:
-            break
-    return found
-
-
-NAMES = ("out", "lse")
-
-
-def _rows(shape: tuple[int, ...], requests: list[int], bad: Array) -> Array:
-    return bad.reshape(len(requests), *shape[1:])
-
-
-def _given(evidence: Evidence, name: str, i: int, pick: Array) -> Array | None:
-    if name not in evidence.actual:
-        return None
-    array = evidence.actual[name].astype(np.float64)[i]
-    return array.reshape(-1)[pick] if name == "lse" else array.reshape(-1, array.shape[-1])[pick]
-
-
-def log_sum(s: Array) -> Array:
-    """[R] of [R, n]"""
-    top = s.max(-1, initial=-np.inf)
-    safe = np.where(np.isfinite(top), top, 0)
-    found: Array = safe + np.log(np.exp(s - safe[:, None]).sum(-1))
-    return found
 
 
 def estimated(evidence: Evidence) -> Iterator[Mutant]:
@@ -118,7 +36,8 @@ def _unwritten(evidence: Evidence) -> Iterator[Mutant]:
     """The same number in every element of a result: one that was never written."""
     values = {}
     for name, array in evidence.actual.items():
-        if name in NAMES and array.size > 1 and np.array_equal(array, np.broadcast_to(array.flat[0], array.shape), equal_nan=True):
+        same = array.size > 1 and np.array_equal(array, np.full_like(array, array.flat[0]), equal_nan=True)
+        if name in NAMES and same:
             values[name] = float(array.flat[0])
     yield from (made.unwritten({name: value}) for name, value in values.items())
     if len(values) > 1:
@@ -132,7 +51,7 @@ def curves(known: list[Sample]) -> Iterator[Mutant]:
     with np.errstate(all="ignore"):
         tried: list[tuple[Callable[[float], Mutant], Callable[[Sample, float], Array], Array]] = [
             (made.temperature, lambda k, x: k.s * x, np.geomspace(1 / 64, 4096, 73)),
-            (made.soft_cap, lambda k, x: np.where(k.s > -np.inf, x * np.tanh(k.s / x), -np.inf), np.geomspace(0.5, 200, 49)),
+            (made.soft_cap, _capped, np.geomspace(0.5, 200, 49)),
             (made.clipped, lambda k, x: np.minimum(k.s, x), np.geomspace(0.1, 100, 49)),
             (
                 made.distance_bias,
@@ -144,6 +63,10 @@ def curves(known: list[Sample]) -> Iterator[Mutant]:
             value = _minimum(known, curve, grid)
             if value is not None:
                 yield build(value)
+
+
+def _capped(k: Sample, cap: float) -> Array:
+    return np.where(k.s > -np.inf, cap * np.tanh(k.s / cap), -np.inf)
 
 
 def _minimum(known: list[Sample], curve: Callable[[Sample, float], Array], grid: Array) -> float | None:
@@ -269,7 +192,8 @@ def _shrunk(k: Sample) -> Array | None:
         return None
     p = np.exp(k.s - k.right[:, None]) @ np.nan_to_num(k.values)  # [R, V]
     _, cosine, ratio = of_rows(np.nan_to_num(k.out), p)
-    return k.right - np.log(ratio) if cosine.min() > 0.9999 and ratio.max() < 1 else None
+    lse: Array = k.right - np.log(ratio)
+    return lse if cosine.min() > 0.9999 and ratio.max() < 1 else None
 
 
 def factors(evidence: Evidence, mutant: Mutant | None = None) -> Iterator[Mutant]:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which wrong functions a case can tell from the roundings of an honest kernel, and which it is blind to.
 
-    blind = discrimination(case, "flashmla")
-    blind.seen          # mutants that the budget of this case rejects
-    blind.blind         # mutants inside it: "this case cannot tell a 5 % scale error from rounding"
-    blind.same          # mutants whose results are the truth on this case
+blind = discrimination(case, "flashmla")
+blind.seen          # mutants that the budget of this case rejects
+blind.blind         # mutants inside it: "this case cannot tell a 5 % scale error from rounding"
+blind.same          # mutants whose results are the truth on this case
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class Blindness:
             for family, names in by_family.items()
         ]
         if self.same:
-            said.append(f"this case does not show {len(self.same)} mutants at all: {', '.join(self.same[:8])}"
-                        f"{', ...' if len(self.same) > 8 else ''}")
+            said.append(
+                f"this case does not show {len(self.same)} mutants at all: {', '.join(self.same[:8])}"
+                f"{', ...' if len(self.same) > 8 else ''}"
+            )
         return said
 
     def as_json(self) -> dict[str, Any]:
@@ -107,13 +109,11 @@ def of_suspects(suspects: Suspects, measure: Measure, asked: tuple[Mutant, ...])
 def largest(suspects: Suspects, measure: Measure, mutant: Mutant) -> float:
     """The largest error of a mutant's rows, in budgets around the truth."""
     given = suspects.results(mutant)
-    return max(
-        (
-            float(measure.units(name, given[name], suspects.truth[name][suspects.cut(name)], suspects.cut(name)).max(initial=0))
-            for name in measure.kinds
-        ),
-        default=0.0,
-    )
+    found = [0.0]
+    for name in measure.kinds:
+        rows = suspects.cut(name)
+        found.append(float(measure.units(name, given[name], suspects.truth[name][rows], rows).max(initial=0)))
+    return max(found)
 
 
 def _differs(suspects: Suspects, mutant: Mutant) -> bool:

@@ -44,7 +44,7 @@ def localise(
     facts = list(_counts(case, actual, truth, units))
     if isinstance(case, (PagedCase, DenseCase)):
         rows = {name: _rows(case, u) for name, u in units.items() if not name.startswith("partial_")}
-        bad: Array = sum((u > 1 for u in rows.values()), np.zeros(next(iter(rows.values())).shape, bool))  # [B, T, H]
+        bad: Array = np.any([u > 1 for u in rows.values()], axis=0)  # [B, T, H]
         facts += _axes(bad, case.seq_lens > 0 if isinstance(case, PagedCase) else np.ones(1, bool))
         if isinstance(case, PagedCase):
             facts += _lengths(case, bad, rows)
@@ -95,7 +95,7 @@ def _axes(bad: Array, held: Array) -> Iterator[Fact]:
     """Which requests, query tokens and heads are wrong, where not all are; requests without keys aside."""
     for axis, name in enumerate(("request", "query", "head")):
         other = tuple(i for i in range(3) if i != axis)
-        hit = bad.any(axis=other)
+        hit = np.asarray(bad.any(axis=other))
         if hit.size > 1 and not (hit if axis else hit[held]).all():
             wrong = [int(i) for i in np.flatnonzero(hit)]
             text = f"only {plural(name, len(wrong))} {ranges(wrong)} of {hit.size} {_are(wrong)} wrong"
@@ -104,15 +104,15 @@ def _axes(bad: Array, held: Array) -> Iterator[Fact]:
 
 def _lengths(case: PagedCase, bad: Array, rows: Mapping[str, Array]) -> Iterator[Fact]:
     """What the lengths of wrong requests have that those of right ones have not."""
-    lens = case.seq_lens.astype(np.int64)
+    lens: Array = case.seq_lens.astype(np.int64)
     T = bad.shape[1]
     seen = np.maximum(lens[:, None] - (T - 1 - np.arange(T) if case.causal else 0), 0)  # [B, T]
     if "out" in rows:
-        wrong = (rows["out"] > 1).any(-1)
+        wrong = np.asarray((rows["out"] > 1).any(-1))
         if (seen == 1).any() and not wrong[seen == 1].any() and wrong[seen > 1].any():
             every = "all" if wrong[seen > 1].all() else "some"
             yield Fact("one key", f"rows that see one key are right in out, {every} that see more are wrong")
-    hit = bad.any(axis=(1, 2))
+    hit = np.asarray(bad.any(axis=(1, 2)))
     held = lens > 0
     right, wrong_lens = lens[held & ~hit], lens[held & hit]
     if not len(right) or not len(wrong_lens):

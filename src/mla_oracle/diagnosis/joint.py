@@ -27,12 +27,17 @@ def sums_of(evidence: Evidence, mutants: Iterable[Mutant] | None = None) -> dict
     return {**found, "": unexplained(evidence)}
 
 
+def _even(sums: Sums) -> Sums:
+    rows = max(sums[3], 1)
+    return sums[0] / rows, sums[1] / rows, sums[2] / rows, sums[3] / rows
+
+
 def together(mutants: Sequence[Mutant], cases: Sequence[Mapping[str, Sums]]) -> list[Fit]:
     """Every mutant over all cases, best first."""
     fits = []
     for mutant in mutants:
         of_cases = [Fit(mutant, 0.0, 0.0, sums=case.get(mutant.name, case[""])) for case in cases]
         # A case counts as much as any other, however many rows it has.
-        even = [replace(fit, sums=tuple(x / max(fit.sums[3], 1) for x in fit.sums)) for fit in of_cases]
+        even = [replace(fit, sums=_even(fit.sums)) for fit in of_cases]
         fits.append(joined(even))
     return ranked(fits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of result rows in units of what an honest kernel may miss there: 1 is the budget, infinity is NaN for a number.
+"""Errors of result rows in units of what an honest kernel may miss there: 1 is the budget, NaN for a number infinity.
 
     measure = Measure(case, truth, {"out": "bf16", "lse": "f32"})
     measure.units("out", actual, truth["out"])      # [*rows]

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..arrays import Array, as_array
-from ..cases import Case
+from ..cases import Case, PagedCase
 from ..checks import widen
 from ..compare import form
 from ..errors import InputError
@@ -144,7 +144,8 @@ def wrong_requests(case: Case, units: Mapping[str, Array]) -> Array:
     """bool [B] of a paged case."""
     if case.kind != "paged":
         return np.ones(1, bool)
-    found = np.zeros(len(case.seq_lens), bool)  # type: ignore[attr-defined]
+    assert isinstance(case, PagedCase)
+    found: Array = np.zeros(len(case.seq_lens), bool)
     for name, u in units.items():
         rows = np.moveaxis(u, 1, 0) if name.startswith("partial_") else u
         found |= (rows > 1).reshape(len(found), -1).any(1)

@@ -72,8 +72,10 @@ class Evidence:
             error = self.error[name].ravel()
             shape = (len(given), error.size)
             parts.append((name, raw.reshape(shape), (raw / growth).reshape(shape), error))
-        return [self._fit(mutant, [(name, raw[i], mine[i], error) for name, raw, mine, error in parts])
-                for i, mutant in enumerate(mutants)]
+        return [
+            self._fit(mutant, [(name, raw[i], mine[i], error) for name, raw, mine, error in parts])
+            for i, mutant in enumerate(mutants)
+        ]
 
     def _fit(self, mutant: Mutant, parts: list[tuple[str, Array, Array, Array]]) -> Fit:
         shares, absent = {}, {}
@@ -110,7 +112,7 @@ class Evidence:
 
 
 def scores(error: Array, raw: Array, mine: Array) -> Array:
-    """The score of each row [*rows], from its error against the truth, against the mutant, and that in its own budget."""
+    """The score of each row [*rows]: its error against the truth, against the mutant, and that in its own budget."""
     with np.errstate(all="ignore"):
         gone = 1 - raw / error
     gone = np.where(np.isnan(gone), 0, np.maximum(gone, 0))
@@ -120,7 +122,8 @@ def scores(error: Array, raw: Array, mine: Array) -> Array:
 def joined(fits: list[Fit]) -> Fit:
     """One mutant's fits on several cases as one."""
     total, judged, squares, count = (sum(column) for column in zip(*(fit.sums for fit in fits), strict=True))
-    return Fit(fits[0].mutant, total / judged if judged else 0.0, squares / max(count, 1), sums=(total, judged, squares, count))
+    share = total / judged if judged else 0.0
+    return Fit(fits[0].mutant, share, squares / max(count, 1), sums=(total, judged, squares, count))
 
 
 def ranked(fits: list[Fit]) -> list[Fit]:
@@ -129,4 +132,3 @@ def ranked(fits: list[Fit]) -> list[Fit]:
         return []
     best = max(fit.share for fit in fits)
     return sorted(fits, key=lambda fit: (max(0.0, best - NEAR - fit.share), fit.distance, -bool(fit.mutant.references)))
-

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 
 from ..mutants import Mutant, compose, find
-from .constants import curves, estimated, factors, samples
+from .constants import curves, estimated, factors
 from .facts import plural, ranges
+from .samples import samples
 from .score import Evidence, Fit, ranked
 from .variants import variants
 
@@ -28,7 +29,7 @@ PAIRS_WORK = 4e9  # multiply-adds of each step after the bank
 def search(evidence: Evidence) -> tuple[list[Fit], int]:
     """Fits of everything tried, best first, and how many were."""
     fits = _fits(evidence, evidence.suspects.applicable())
-    steps = (
+    steps: tuple[tuple[Callable[[], Iterable[Mutant]], Callable[[list[Fit]], bool]], ...] = (
         (lambda: estimated(evidence), _exact),
         (lambda: variants(evidence.suspects.problem, _cut_again(evidence, fits)), _settled),
         (lambda: _pairs(evidence, fits), _settled),
@@ -128,4 +129,3 @@ def restricted(evidence: Evidence, fit: Fit) -> Fit:
             place = f"in {plural(name, len(which))} {ranges(which)} only"
             return replace(fit, share=fit.explained - RESTRICTION, where=place)
     return fit
-

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every mutant gives on one case, or on some of its requests where the case is large.
 
-    suspects = Suspects(case, truth, requests)
-    suspects.results(mutant)        # {"out": [b, ...], "lse": [b, ...]} of these requests
+suspects = Suspects(case, truth, requests)
+suspects.results(mutant)        # {"out": [b, ...], "lse": [b, ...]} of these requests
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def choose_requests(case: Case, wrong: Array) -> list[int] | None:
     order = np.argsort(cost, kind="stable")
     bad, good = ([int(b) for b in order if wrong[b] == is_wrong] for is_wrong in (True, False))
     # The cheapest wrong ones, one of middle length, two right ones, then as many as there is room for.
-    wanted = [*bad[:2], *bad[len(bad) // 2 : len(bad) // 2 + 1], *[b for b in good if case.seq_lens[b] > 1][:1], *good[:1]]
+    middle = bad[len(bad) // 2 : len(bad) // 2 + 1]
+    wanted = [*bad[:2], *middle, *[b for b in good if case.seq_lens[b] > 1][:1], *good[:1]]
     chosen: list[int] = []
     room = WORK
     for b in dict.fromkeys([*wanted, *bad, *good]):

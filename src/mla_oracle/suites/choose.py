@@ -105,8 +105,11 @@ def choose(
         seen,
         sorted(left & applied),
         sorted(left - applied),
-        [group for group in ([n for n in group if n in applied] for group in mixed)
-         if len({family[name] for name in group}) > 1],
+        [
+            group
+            for group in ([n for n in group if n in applied] for group in mixed)
+            if len({family[name] for name in group}) > 1
+        ],
         len(candidates),
     )
 
@@ -184,5 +187,3 @@ def _gain(look: _Candidate, left: set[str], groups: list[list[str]], family: dic
     """Mutants that are seen for the first time, and groups of several classes that fall apart."""
     new = sum(look.errors.get(name, 0.0) > SURE for name in left)
     return new + sum(len(_split([group], look)) - 1 for group in _mixed(groups, family))
-
-

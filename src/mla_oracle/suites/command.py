@@ -96,6 +96,10 @@ def cases_of(source: str) -> list[str]:
     return [os.path.join(source, name) for name in found]
 
 
+def _json(report: Report) -> str:
+    return json.dumps(report.as_json(), indent=1, allow_nan=False) + "\n"
+
+
 def run_command(
     sources: Sequence[str],
     line: str,
@@ -127,7 +131,7 @@ def run_command(
 
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
             report = run_suite(cases, engine, executor, **how)
-    made = {"junit": junit, "html": page, "json": lambda r: json.dumps(r.as_json(), indent=1, allow_nan=False) + "\n"}
+    made: dict[str, Callable[[Report], str]] = {"junit": junit, "html": page, "json": _json}
     for name, path in (files or {}).items():
         if path is not None:
             try:

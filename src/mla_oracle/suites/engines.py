@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines: what computes a case. Any callable case -> {"out": ..., "lse": ...} or (out, lse), or a command.
 
-    Command("my-kernel {case} {out}", timeout=60)       # reads a case file, writes a result file
+Command("my-kernel {case} {out}", timeout=60)       # reads a case file, writes a result file
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ class Command:
         """Exit code, and the last line of stderr; the command and what it started are gone afterwards."""
         try:
             process = subprocess.Popen(
-                words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True
+                words,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         except OSError as error:
             raise InputError(f"the command {words[0]!r} cannot be run: {error.strerror}") from None

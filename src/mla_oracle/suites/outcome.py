@@ -63,7 +63,9 @@ class Report:
             suspected = o.suspected or ("unknown" if o.verdict == "fail" else "")
             rows.append((o.case, o.verdict, suspected, {"pass": "", "fail": o.where}.get(o.verdict, o.reason)))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + "  " + row[3]
-                 for row in rows]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + "  " + row[3]
+            for row in rows
+        ]
         counts = ", ".join(f"{self.count(v)} {v}" for v in VERDICTS if self.count(v))
         return "\n".join([*(line.rstrip() for line in lines), counts, *([self.summary] if self.summary else [])])

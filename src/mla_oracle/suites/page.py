@@ -102,7 +102,8 @@ def _map(
     labels += f'<text x="30" y="{height - 3}">0</text>'
     if len(columns) > 2:
         labels += f'<text x="{width - 10}" y="{height - 3}" text-anchor="end">{len(grid[0]) - 1}</text>'
-    svg = f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(caption)}">{"".join(cells)}{labels}</svg>'
+    head = f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(caption)}">'
+    svg = f"{head}{''.join(cells)}{labels}</svg>"
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
@@ -123,12 +124,21 @@ def colour(units: float) -> str:
 
 
 def _legend() -> str:
-    marks = [(0.0, "0"), (1.0, "1, the budget"), (3.0, "3"), (30.0, "30"), (300.0, "300"), (1e4, "10^4"), (math.inf, "NaN")]
+    marks = [
+        (0.0, "0"),
+        (1.0, "1, the budget"),
+        (3.0, "3"),
+        (30.0, "30"),
+        (300.0, "300"),
+        (1e4, "10^4"),
+        (math.inf, "NaN"),
+    ]
     cells = "".join(
         f'<rect x="{i * 80}" width="80" height="12" fill="{colour(value)}"/><text x="{i * 80}" y="24">{text}</text>'
         for i, (value, text) in enumerate(marks)
     )
-    return f'<p>error of a row in budgets:<br><svg width="570" height="28" role="img" aria-label="colours">{cells}</svg></p>'
+    svg = f'<svg width="570" height="28" role="img" aria-label="colours">{cells}</svg>'
+    return f"<p>error of a row in budgets:<br>{svg}</p>"
 
 
 def _figure(value: float) -> str:

@@ -27,7 +27,7 @@ def probes(sizes: str, *, block: int = 64, max_tokens: int = 4200, kinds: tuple[
     """Ids of cases of at most `max_tokens` keys each. `sizes` is "geometry=NAME,dtype=bf16", or sizes that an id has."""
     made: list[str] = []
     fields = dict(item.split("=", 1) for item in sizes.split(","))
-    common = {name: fields[name] for name in ("geometry", "dtype", "seed") if name in fields}
+    common: dict[str, str] = {name: fields[name] for name in ("geometry", "dtype", "seed") if name in fields}
     for kind in kinds:
         if kind == "paged":
             made += [_id(kind, fields, rest) for rest in _paged(block, max_tokens, _row(fields))]

@@ -60,7 +60,11 @@ def run_suite(
 
 
 def _spread(
-    given: Sequence[Case | str], engine: Engine, executor: Executor, numerics: Any, finish: Callable[[int, Outcome], None]
+    given: Sequence[Case | str],
+    engine: Engine,
+    executor: Executor,
+    numerics: Any,
+    finish: Callable[[int, Outcome], None],
 ) -> None:
     running: dict[Future[Outcome], int] = {}
     for i, case in enumerate(given):
@@ -136,7 +140,9 @@ def judge(name: str, case: Case, actual: dict[str, Array], numerics: Any, second
     return _diagnosed(Outcome(name, "fail", verdict.reason, seconds, lens=lens), case, actual, right, measure)
 
 
-def _diagnosed(outcome: Outcome, case: Case, actual: dict[str, Array], truth: dict[str, Array], measure: Any) -> Outcome:
+def _diagnosed(
+    outcome: Outcome, case: Case, actual: dict[str, Array], truth: dict[str, Array], measure: Any
+) -> Outcome:
     from ..diagnosis.joint import sums_of
     from ..diagnosis.report import of_measured, wrong_requests
     from ..diagnosis.score import Evidence

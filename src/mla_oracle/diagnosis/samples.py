@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong rows of a few requests, with their scores: what constants are read off."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Array
+from ..mutants import Mutant
+from ..mutants.evaluate import evaluate
+from .score import WITHIN, Evidence
+
+ROWS = 48  # rows a fit looks at
+REQUESTS = 3
+NAMES = ("out", "lse")
+
+
+class Sample(NamedTuple):
+    """Rows of one request: what is known of the truth (or of a mutant) and what was returned."""
+
+    b: int
+    length: int
+    s: Array  # scores [R, n], -inf where masked
+    seen: Array  # keys each row sees [R]
+    values: Array  # [n, V]
+    lse: Array | None  # returned, natural [R]
+    right: Array  # natural lse of s [R]
+    out: Array | None  # returned [R, V]
+
+
+def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
+    """Wrong rows of the cheapest wrong requests; scores as the mutant has them."""
+    problem = evidence.suspects.problem
+    if problem is None or problem.up is not None:
+        return []
+    requests = evidence.suspects.requests or list(range(problem.B))
+    found = []
+    shape = (len(requests), *problem.q.shape[1:3])
+    bad = [(u > WITHIN).reshape(shape) for name, u in evidence.error.items() if name in NAMES]
+    wrong: Array = np.any(bad, axis=0)  # [b, T, H]
+    order = sorted(range(len(requests)), key=lambda i: problem.lens[requests[i]])
+    for i in (i for i in order if wrong[i].any() and problem.lens[requests[i]] >= 2):
+        b = requests[i]
+        rows, base = problem.state(b)
+        plans = [base.plan] if mutant is None else mutant.plans(problem, base.plan)
+        if len(plans) != 1 or plans[0].extras:
+            continue
+        state = base if mutant is None else evaluate(plans[0], rows, base)
+        if not state.s.shape[-1]:
+            continue
+        pick = np.flatnonzero(wrong[i].ravel())
+        pick = pick[:: -(-len(pick) // ROWS)]
+        s = state.s.reshape(-1, state.s.shape[-1])[pick]
+        values, _ = rows.read(state.plan.address(state.plan, state.plan.lanes))
+        with np.errstate(all="ignore"):
+            lse, out = (_given(evidence, name, i, pick) for name in ("lse", "out"))
+            right = log_sum(s)
+        found.append(
+            Sample(
+                b,
+                int(problem.lens[b]),
+                s,
+                (s > -np.inf).sum(-1),
+                values[:, : problem.V],
+                None if lse is None else lse / problem.unit,
+                right,
+                out,
+            )
+        )
+        if len(found) == REQUESTS:
+            break
+    return found
+
+
+def _given(evidence: Evidence, name: str, i: int, pick: Array) -> Array | None:
+    if name not in evidence.actual:
+        return None
+    array = evidence.actual[name].astype(np.float64)[i]
+    rows: Array = array.reshape(-1) if name == "lse" else array.reshape(-1, array.shape[-1])
+    return rows[pick]
+
+
+def log_sum(s: Array) -> Array:
+    """[R] of [R, n]"""
+    top = s.max(-1, initial=-np.inf)
+    safe = np.where(np.isfinite(top), top, 0)
+    found: Array = safe + np.log(np.exp(s - safe[:, None]).sum(-1))
+    return found
