@@ -24,7 +24,7 @@ LONG = (4200, 2100, 1100, 600)
 
 
 def probes(sizes: str, *, block: int = 64, max_tokens: int = 4200, kinds: tuple[str, ...] = ("paged",)) -> list[str]:
-    """Ids of cases of at most `max_tokens` keys each. `sizes` is "geometry=NAME,dtype=bf16", or sizes that an id has."""
+    """Ids of cases of at most `max_tokens` keys. `sizes`: "geometry=NAME,dtype=bf16", or sizes that an id has."""
     made: list[str] = []
     fields = dict(item.split("=", 1) for item in sizes.split(","))
     common: dict[str, str] = {name: fields[name] for name in ("geometry", "dtype", "seed") if name in fields}
