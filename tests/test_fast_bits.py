@@ -122,6 +122,17 @@ def test_an_affinity_mask_of_one_means_one_thread():
         os.sched_setaffinity(0, whole)
 
 
+def test_a_call_goes_on_without_the_threads_that_cannot_start(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "_idle", [])
+    monkeypatch.setattr(threads.Thread, "start", start)
+    ran = []
+    threads.run(lambda: ran.append(current_thread()), 7)
+    assert ran == [current_thread()]
+
+
 def test_an_error_in_any_thread_reaches_the_caller():
     def work():
         raise MemoryError("no scratch")

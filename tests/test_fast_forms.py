@@ -93,6 +93,19 @@ def test_strided_views_and_rows_that_are_not_contiguous(isa, form):
     assert out.tobytes() == expected.tobytes()
 
 
+def test_nan_beside_the_numbers_of_a_row_is_not_read(isa, form):
+    """Odd widths: kernels take numbers in pairs or registers."""
+    arrays = make(3, 4, 13, 5, 7, 21, 50)
+    room = []
+    for x in arrays:
+        wide = np.full((*x.shape[:-1], x.shape[-1] + 9), np.nan, np.float32)
+        wide[..., 4 : 4 + x.shape[-1]] = x
+        room.append(wide[..., 4 : 4 + x.shape[-1]])
+    out = np.empty((3, 4, 7), np.float32)
+    form[0](*room, 0.05, out, isa=isa)
+    assert out.tobytes() == run(form[0], arrays, np.float32, isa=isa).tobytes()
+
+
 def test_nan_beyond_a_querys_horizon_does_not_reach_it(isa, dtype, form):
     arrays = make(3, 4, 12, 5, 7, 20, 50)
     clean = run(form[0], arrays, dtype, isa=isa)

@@ -34,7 +34,7 @@ def attend(
     threads: int | None = None,
     isa: str | None = None,
 ) -> None:
-    """Fill `out` [t_q, H, V]; all arrays f32 or all f64.
+    """Fill `out` [t_q, H, V]; all arrays f32 or all f64: `mla_oracle.dense` widens others whole, beforehand.
 
     q_nope [t_q, H, P], q_pe [t_q, H, R], c_kv [t_kv, L], k_pe [t_kv, R], w_uk [H, P, L], w_uv [H, V, L]; the
     queries are the last t_q rows of the cache. Beyond `out` it keeps t_q x H x (2 L + R) numbers and the

@@ -42,13 +42,15 @@ def count(threads: int | None = None) -> int:
 def run(work: Callable[[], None], threads: int) -> None:
     """Call `work` on `threads` threads at once, the caller's included; it shares out its own parts.
 
-    Returns when all calls have; raises the first error. A call that no thread has begun by the time the
-    caller's own ends is dropped: there is nothing left for it to do.
+    Returns when all calls have; raises the first error. A call that no thread has begun by the time the caller's own
+    ends, or that no thread could be started for, is dropped: there is nothing left for it to do.
     """
     calls = [_Call(work) for _ in range(threads - 1)]
     try:
         for call in calls:
-            _worker().put(call)
+            if (worker := _worker()) is None:
+                break
+            worker.put(call)
         work()
     finally:
         begun = [call for call in calls if not call.taken.acquire(blocking=False)]
@@ -69,13 +71,16 @@ class _Call:
         self.error: BaseException | None = None
 
 
-def _worker() -> SimpleQueue[_Call]:
-    """Where an idle thread waits for its next call; a new thread if none is idle."""
+def _worker() -> SimpleQueue[_Call] | None:
+    """Where an idle thread waits for its next call; a new thread if none is idle, None if it cannot be had."""
     try:
         return _idle.pop()
     except IndexError:
         calls: SimpleQueue[_Call] = SimpleQueue()
-        Thread(target=_serve, args=(calls,), name="mla-oracle", daemon=True).start()
+        try:
+            Thread(target=_serve, args=(calls,), name="mla-oracle", daemon=True).start()
+        except RuntimeError:
+            return None
         return calls
 
 
