@@ -53,8 +53,9 @@ def decode(
     or with scores of -inf alone, is zeros and `empty_lse`.
 
     For a row with n keys of D numbers and weights p, with size = max over keys of sum_d |q_d| |k_d| * |scale|
-    (which must be finite in the precision, before the scale too, and so must sum p |v|), eps and tiny those of the precision (2^-23 and 2^-126, 2^-52 and
-    2^-1022), the result differs from strict f64's over the same stored numbers by at most
+    (which must be finite in the precision, before the scale too, and so must sum p |v|), eps and tiny those of the
+    precision (2^-23 and 2^-126, 2^-52 and 2^-1022), the result differs from strict f64's over the same stored numbers
+    by at most
 
         relative = eps * ((D + 6) * size + 2 n + 32)
         out:  relative * (sum p |v| / sum p) + n * tiny * max |v|
