@@ -17,6 +17,7 @@ from ..mutants import Mutant, causal, columns, lengths, tail
 from . import made
 from .samples import NAMES, Sample, log_sum, samples
 from .score import WITHIN, Evidence
+from .sources import matches
 
 
 def estimated(evidence: Evidence) -> Iterator[Mutant]:
@@ -28,8 +29,10 @@ def estimated(evidence: Evidence) -> Iterator[Mutant]:
             yield from curves(known)
             yield from _visible(known)
             yield from _runs(known)
+            yield from _periods(known, evidence)
             yield from _denominator(known)
         yield from factors(evidence)
+        yield from moved(evidence)
 
 
 def _unwritten(evidence: Evidence) -> Iterator[Mutant]:
@@ -59,6 +62,12 @@ def curves(known: list[Sample]) -> Iterator[Mutant]:
                 np.r_[-np.geomspace(1e-4, 1, 20)[::-1], np.geomspace(1e-4, 1, 20)],
             ),
         ]
+        if all(k.rope is not None for k in known):
+            amounts = np.r_[0.0, np.geomspace(1 / 32, 32, 41)]
+            tried.append((made.rope_scaled, lambda k, x: k.s + (x - 1) * k.rope, amounts))
+            tried.append(
+                (made.latent_scaled, lambda k, x: x * k.s + (1 - x) * np.where(np.isfinite(k.s), k.rope, 0), amounts)
+            )
         for build, curve, grid in tried:
             value = _minimum(known, curve, grid)
             if value is not None:
@@ -164,6 +173,25 @@ def _runs(known: list[Sample]) -> Iterator[Mutant]:
             yield made.run(best[1], best[2], twice=sign > 0)
 
 
+def _periods(known: list[Sample], evidence: Evidence) -> Iterator[Mutant]:
+    """Every so many-th key, or page, lost or counted twice."""
+    assert evidence.suspects.problem is not None
+    if any(k.lse is None or not np.isfinite(k.lse).all() for k in known):
+        return
+    best: tuple[float, int, int, int, bool] = (np.inf, 0, 0, 0, False)
+    for unit in sorted({1, evidence.suspects.problem.block}):
+        for m in range(2, 17):
+            for r in range(m):
+                for sign in (-1, 1):
+                    error = 0.0
+                    for k in known:
+                        e = np.exp(k.s - k.right[:, None])
+                        part = e[:, (np.arange(e.shape[1]) // unit) % m == r].sum(-1)
+                        error += float(np.abs(part - sign * np.expm1(np.asarray(k.lse) - k.right)).mean())
+                    best = min(best, (error, unit, m, r, sign > 0))
+    yield made.period(*best[1:4], twice=best[4])
+
+
 def _denominator(known: list[Sample]) -> Iterator[Mutant]:
     """The same number e^(lse') - e^lse in every row of a request: lanes of score 0 that count, or a sink."""
     found = []
@@ -194,6 +222,21 @@ def _shrunk(k: Sample) -> Array | None:
     _, cosine, ratio = of_rows(np.nan_to_num(k.out), p)
     lse: Array = k.right - np.log(ratio)
     return lse if cosine.min() > 0.9999 and ratio.max() < 1 else None
+
+
+def moved(evidence: Evidence) -> Iterator[Mutant]:
+    """Rows that are right ones of another place, as they were found, with their lse or without."""
+    problem = evidence.suspects.problem
+    if problem is None or problem.up is not None or evidence.suspects.requests is not None:
+        return
+    if "out" not in evidence.actual:
+        return
+    shape = (problem.B, problem.T, problem.H)
+    g, w = (x.astype(np.float64).reshape(*shape, -1) for x in (evidence.actual["out"], evidence.suspects.truth["out"]))
+    found = matches(g, w, (evidence.error["out"] > WITHIN).reshape(shape))
+    if found is not None and found.rule and found.wrong <= len(found.to) + 2:
+        yield made.rows_moved(found.to, found.source, found.rule, ("out",))
+        yield made.rows_moved(found.to, found.source, found.rule, ("out", "lse"))
 
 
 def factors(evidence: Evidence, mutant: Mutant | None = None) -> Iterator[Mutant]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -63,6 +63,63 @@ def run(start: int, end: int, *, twice: bool) -> Mutant:
         parameters={"first": start, "last": end - 1},
         conditions=(longer_than(start),),
         edit=lanes(change),
+    )
+
+
+def period(unit: int, m: int, r: int, *, twice: bool) -> Mutant:
+    """Keys j with j // unit = r mod m are not seen, or counted twice."""
+
+    def change(plan: Plan) -> np.ndarray:
+        inside = (plan.lanes // unit) % m == r
+        return np.concatenate([plan.lanes, plan.lanes[inside]]) if twice else plan.lanes[~inside]
+
+    what, name = ("counted twice", "twice") if twice else ("not seen", "lost")
+    index = "j" if unit == 1 else f"floor(j / {unit})"
+    return Mutant(
+        name=f"key.every-{m}th-{'' if unit == 1 else f'{unit}-'}{name}-from-{r}",
+        family="key lost or repeated",
+        formula=f"keys j with {index} = {r} mod {m} are {what}",
+        parameters={"unit": unit, "period": m, "first": r},
+        conditions=(two_keys,),
+        edit=lanes(change),
+    )
+
+
+def rope_scaled(value: float) -> Mutant:
+    return _part("rope", _short(value), lambda p, x: replace(p, q_rope=None if p.q_rope is None else p.q_rope * x))
+
+
+def latent_scaled(value: float) -> Mutant:
+    return _part("latent", _short(value), lambda p, x: replace(p, q_latent=p.q_latent * x))
+
+
+def _part(name: str, value: float, act: Callable[[Plan, float], Plan]) -> Mutant:
+    return Mutant(
+        name=f"temperature.{name}-{value:g}",
+        family="scale of one part",
+        formula=f"the {name} part of the scores times {value:g}",
+        parameters={"factor": value},
+        conditions=(two_keys,),
+        edit=lambda problem, plan: act(plan, value),
+    )
+
+
+def rows_moved(to: np.ndarray, source: np.ndarray, rule: str, names: tuple[str, ...]) -> Mutant:
+    """Rows `to` [n, 3] of out (request, query, head), and of an lse, hold the right ones of `source`."""
+
+    def finish(problem: Problem, results: Results) -> Results:
+        moved = dict(results)
+        for name in names:
+            moved[name] = results[name].copy()
+            moved[name][tuple(to.T)] = results[name][tuple(source.T)]
+        return moved
+
+    return Mutant(
+        name=f"rows.moved-{'-'.join(names)}",
+        family="query row mapping",
+        formula=f"{' and '.join(names)} of {rule}",
+        conditions=(one_key,),
+        finish=finish,
     )
 
 

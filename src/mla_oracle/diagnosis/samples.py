@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..mutants import Mutant
-from ..mutants.evaluate import evaluate
+from ..mutants.evaluate import State, evaluate
 from .score import WITHIN, Evidence
 
 ROWS = 48  # rows a fit looks at
@@ -28,6 +28,7 @@ class Sample(NamedTuple):
     lse: Array | None  # returned, natural [R]
     right: Array  # natural lse of s [R]
     out: Array | None  # returned [R, V]
+    rope: Array | None  # the rope elements' part of the scores [R, n]; None: there is none, or scores are not sums
 
 
 def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
@@ -67,11 +68,19 @@ def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
                 None if lse is None else lse / problem.unit,
                 right,
                 out,
+                _rope_part(state, pick) if mutant is None else None,
             )
         )
         if len(found) == REQUESTS:
             break
     return found
+
+
+def _rope_part(state: State, pick: Array) -> Array | None:
+    if state.rope is None or np.ndim(state.plan.scale):
+        return None
+    rope: Array = state.rope.reshape(-1, state.rope.shape[-1])[pick] * state.plan.scale
+    return rope
 
 
 def _given(evidence: Evidence, name: str, i: int, pick: Array) -> Array | None:

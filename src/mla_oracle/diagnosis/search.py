@@ -105,7 +105,7 @@ def _fit_together(evidence: Evidence, mutant: Mutant) -> bool:
     """Whether the parts of a composition can be had at once: not, where both change what the other counts on."""
     try:
         return evidence.suspects.applies(mutant) and bool(evidence.suspects.results(mutant))
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, AssertionError):
         return False
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,35 +15,47 @@ NEAR = 0.03  # relative error
 MOST = 0.8  # of the rows
 
 
-def sources(g: Array, w: Array, bad: Array) -> Iterator[Any]:
-    """g and w [B, T, H, V], bad [B, T, H] -> a fact, where half of the wrong rows are rows of the truth."""
-    from .facts import Fact
+class Matches(NamedTuple):
+    """Rows [n, 3] (request, query, head) of the actual, the rows of the truth they are, and how many were looked at."""
 
+    to: Array
+    source: Array
+    wrong: int
+    rule: str
+
+
+def matches(g: Array, w: Array, bad: Array) -> Matches | None:
+    """g and w [B, T, H, V], bad [B, T, H]: None, where less than half of the wrong rows are rows of the truth."""
     shape = bad.shape
     wrong = np.flatnonzero(bad & np.isfinite(g).all(-1))
     wrong = wrong[:: max(1, len(wrong) // WRONG)]
     rows = w.reshape(-1, w.shape[-1])
     known = np.flatnonzero(np.isfinite(rows).all(-1))[:KNOWN]
     if not len(wrong) or len(known) < 2:
-        return
+        return None
     mine, right = g.reshape(rows.shape)[wrong], rows[known]
     size = np.square(right).sum(-1)
     square = size - 2 * mine @ right.T + np.square(mine).sum(-1)[:, None]  # [wrong, known]
     best = square.argmin(1)
     close = (square[np.arange(len(wrong)), best] < NEAR**2 * size[best]) & (size[best] > 0)
     if close.mean() < 0.5:
-        return
+        return None
     to = np.array(np.unravel_index(wrong[close], shape)).T
-    source = np.array(np.unravel_index(known[best[close]], shape)).T  # [n, 3]
+    source = np.array(np.unravel_index(known[best[close]], shape)).T
     rules = [_rule(name, to[:, axis], source[:, axis]) for axis, name in enumerate(("request", "query", "head"))]
-    said = "; ".join(rule for rule in rules if rule)
-    if said:
-        text = f"{_count(close)} wrong rows are right ones of another place: {said}"
-        yield Fact("rows of another place", text, {"share": float(f"{close.mean():.3g}"), "rule": said})
+    return Matches(to, source, len(wrong), "; ".join(rule for rule in rules if rule))
 
 
-def _count(close: Array) -> str:
-    return "all" if close.all() else f"{int(close.sum())} of {len(close)}"
+def sources(g: Array, w: Array, bad: Array) -> Iterator[Any]:
+    """g and w [B, T, H, V], bad [B, T, H] -> a fact, where half of the wrong rows are rows of the truth."""
+    from .facts import Fact
+
+    found = matches(g, w, bad)
+    if found is not None and found.rule:
+        share = len(found.to) / found.wrong
+        count = "all" if share == 1 else f"{len(found.to)} of {found.wrong}"
+        text = f"{count} wrong rows are right ones of another place: {found.rule}"
+        yield Fact("rows of another place", text, {"share": float(f"{share:.3g}"), "rule": found.rule})
 
 
 def _rule(name: str, to: Array, source: Array) -> str:
