@@ -146,7 +146,9 @@ def test_the_command_line(backend, capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["backend"] == backend
     assert cli.main(["check", case, str(tmp_path / "r")]) == 0
     capsys.readouterr()
-    assert cli.main(["run", case, "--backend", backend]) == 3
+    assert cli.main(["run", case, "--backend", backend]) == 0
+    assert json.loads(capsys.readouterr().out)["precision"] == "f32"
+    assert cli.main(["run", case, "--backend", backend, "--precision", "f64"]) == 3
     assert "precision is 'f64'" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 

@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="compute the expected results of a case")
     run.add_argument("case", help="a case file, a folder with manifest.json, or an id")
     run.add_argument("-o", "--out", metavar="FILE", help="the result file to write")
-    run.add_argument("--precision", default="f64", choices=("f32", "f64"), help="default: f64, the truth")
+    run.add_argument("--precision", choices=("f32", "f64"), help="default: f64, the truth; f32 on cuda and ptx")
     run.add_argument("--backend", default="auto", help="auto, strict, fast, cuda or ptx")
     run.add_argument("--kernel", help="of cuda and ptx, for paged: scalar or mma")
     run.add_argument("--out-dtype", metavar="DTYPE", help="round out to f32, f16 or bf16")

@@ -28,12 +28,13 @@ def run(
     source: str,
     out: str | None = None,
     *,
-    precision: str = "f64",
+    precision: str | None = None,
     backend: str = "auto",
     out_dtype: str | None = None,
     kernel: str | None = None,
 ) -> JSON:
     """Compute the expected results of a case (file or id), and write them to `out` if given."""
+    from .backends import KERNELS
     from .checks import choice
     from .dtypes import STORED, round_to
     from .exchange import load_case, write_result
@@ -41,6 +42,8 @@ def run(
 
     if out_dtype is not None:
         choice("out_dtype", out_dtype, STORED)
+    if precision is None:
+        precision = "f32" if backend in KERNELS else "f64"
     case = load_case(source)
     if out is not None and os.path.exists(out) and os.path.exists(source) and os.path.samefile(source, out):
         raise InputError(f"the result file {out} is the case file, expected another name")

@@ -54,6 +54,22 @@ def test_what_is_not_known_is_refused_by_name_and_line(body, message):
 
 
 @pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (".reg .b32 %z; mov.b64 %z, d1;", "register %z of mov.b64 has 32 bits, expected 64"),
+        (".reg .b32 %z; ld.global.u64 %z, [d1];", "register %z of ld.global.u64 has 32 bits, expected 64"),
+        (".reg .b16 %h; add.u32 x, %h, 1;", "register %h of add.u32 has 16 bits, expected 32"),
+        ("mov.u32 %nowhere, 1;", "register %nowhere of mov.u32 is not declared"),
+        (".reg .b32 %z<900000000>;", "are more than 1048576 registers"),
+        ("mov.b32 x, " + "{" * 5000 + "a" + "}" * 5000 + ";", "not PTX"),
+    ],
+)
+def test_registers_that_do_not_fit_are_refused(body, message):
+    with pytest.raises(InputError, match=message):
+        snippet(body)
+
+
+@pytest.mark.parametrize(
     "body", ["bra NOWHERE;", "mov.u32 x, nothing;", "add.u32 x, a, b, c", "mov.u32;", "}", "@p1;", "ld.u32 x, [;"]
 )
 def test_what_is_no_ptx_is_refused_in_one_line(body):

@@ -127,7 +127,7 @@ def test_the_kernels_themselves_are_clean():
 
 
 MICRO = {
-    "no wait": ("wait_for_copies();\n", "\n", "cp.async not waited for: ldmatrix"),
+    "no wait": ("    wait_for_groups();\n", "\n", "cp.async not waited for: ldmatrix"),
     "a commit on half the lanes": (
         'asm volatile("cp.async.commit_group;"',
         'if (threadIdx.x < 16) asm volatile("cp.async.commit_group;"',

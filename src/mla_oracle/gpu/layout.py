@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from mla_oracle import dtypes
@@ -24,7 +26,9 @@ MANY = 65535  # the largest second and third axis of a grid
 
 def most_smem(arch: str) -> int:
     """Bytes of shared memory that a block can have on `arch` ("sm_90")."""
-    return SMEM.get(int("".join(filter(str.isdigit, arch))), 99) << 10
+    if not (found := re.match(r"sm_(\d{2,3})[af]?$", arch)):
+        raise InputError(f"arch is {arch!r}, expected one like sm_90")
+    return SMEM.get(int(found[1]), 99) << 10
 
 
 def put(machine: Machine, array: Array) -> Buffer:

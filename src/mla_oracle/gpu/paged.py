@@ -82,6 +82,8 @@ def decode(
     V, block_size = out.shape[-1], kv_cache.shape[1]
     if longest is None:
         longest = block_table.shape[1] * block_size
+    if not 1 <= split_keys < 2**31:
+        raise InputError(f"split_keys is {split_keys}, expected 1 or more, below 2^31")
     splits = min(MOST_SPLITS, max(1, -(-longest // split_keys)))
     name = kernel_of(q, kv_cache, V, machine.arch, kernel)
     narrow(D=D)

@@ -11,7 +11,7 @@ import numpy as np
 
 from mla_oracle import dtypes
 from mla_oracle.arrays import Array
-from mla_oracle.gpu.layout import few, most_smem
+from mla_oracle.gpu.layout import MANY, few, most_smem
 from mla_oracle.gpu.machine import Buffer, Machine
 
 FLOATS = ("f16", "bf16")
@@ -41,6 +41,8 @@ def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str) -> s
     for name, size in (("D", D), ("head_dim_v", V)):
         if size % ALIGNED:
             return f"{name} is {size}, expected a multiple of {ALIGNED}"
+    if q.shape[0] > MANY:
+        return f"q has {q.shape[0]} requests, expected at most {MANY}"
     smem = shared_bytes(D, *tile(arch))
     if V > WIDEST_VALUE or smem > most_smem(arch):
         return f"D is {D} and head_dim_v {V}, expected at most {WIDEST_VALUE} and what {most_smem(arch)} bytes hold"

@@ -98,7 +98,6 @@ cdef inline bint arrive(Block* b, const Instr* i, const uint32_t* mask) noexcept
         else:
             bar.waiting |= <uint32_t>1 << (lane >> 5)
             b.states[lane], b.pcs[lane], b.barrier_of[lane] = AT_BARRIER, b.pc, which
-    b.steps = 0
     return complete(b, which)
 
 

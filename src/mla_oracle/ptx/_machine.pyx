@@ -160,7 +160,7 @@ def run(
     const int64_t[:, ::1] constants,    # [n][4]: row, bytes per lane, special or -1, value
     const uint8_t[::1] pieces,          # [n] of memory.PIECE, by address
     const int32_t[::1] shape,           # grid x y z, block x y z, rows, constant rows, granule, checks
-    int64_t patience,                   # instructions without a barrier before a block is given up
+    int64_t patience,                   # instructions before a block is given up
     Py_ssize_t shared_size,
     Py_ssize_t local_size,
     int64_t[::1] shared_state,          # the next block to run; stop after a fault. Zeros at first, all workers' own.

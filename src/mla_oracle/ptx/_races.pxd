@@ -7,7 +7,7 @@
 # registers and orders no memory. After a barrier of the whole block nothing older need be looked at: that is `floor`,
 # and two comparisons per 16 bytes are then all there is to do.
 # The clock has room for two million synchronisations; then all that came before counts as ordered.
-# Two disjoint bar.warp.sync of parts of a warp count as ordered against each other; nothing else is missed.
+# A bar.warp.sync of part of a warp counts as one of all of it: a race with a lane that is left out is missed.
 # cp.async writes at its wait: until then its bytes are IN_FLIGHT, which is ordered with nothing.
 # Two lanes that write the same value (or both atomically) do not race.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t

@@ -210,6 +210,8 @@ cdef inline bint run_block(Block* b) noexcept nogil:
         while True:
             i = b.launch.code + b.pc
             b.steps += 1
+            if b.steps > b.launch.patience:
+                return fail(b, RUNAWAY, b.low, 0, 0, 0)
             done = step(b, i)
             if done == NEXT:
                 b.pc += 1
@@ -217,8 +219,6 @@ cdef inline bint run_block(Block* b) noexcept nogil:
                 return False
             elif done == REGROUP:
                 break
-            elif b.steps > b.launch.patience:
-                return fail(b, RUNAWAY, b.low, 0, 0, 0)
             if b.pc >= b.other:
                 move_to(b, b.mask + b.low, b.pc)
                 break

@@ -85,6 +85,14 @@ class Assembler:
         pairs = [arg if type(arg) is tuple else (arg, size) for arg in args]
         operands = [self._operand(arg, bytes_) for arg, bytes_ in pairs]
         s = self.statement
+        for operand, (_, bytes_) in zip(operands, pairs, strict=True):
+            if isinstance(operand, str):
+                self._holds(operand, bytes_)
+        for result in results:
+            if result not in (None, "_"):
+                self._holds(self._full(result), width)
+        if s.guard:
+            self._holds(self._full(s.guard), 1)
         self.drafts.append(
             Draft(
                 op, [None if r in (None, "_") else self._full(r) for r in results], operands,
@@ -191,6 +199,15 @@ class Assembler:
         if self.widths.setdefault(name, size) != size:
             raise UnsupportedError(f"PTX line {self.statement.line}: {variable} is accessed with two widths")
         return name
+
+    def _holds(self, register: str, width: int) -> None:
+        """Raise InputError for a register that is not declared, or has fewer than `width` bytes."""
+        s, name = self.statement, register.rpartition(":")[2]
+        if register not in self.widths:
+            raise InputError(f"PTX line {s.line}: register {name} of {s.opcode} is not declared")
+        if self.widths[register] < width:
+            held = 8 * self.widths[register]
+            raise InputError(f"PTX line {s.line}: register {name} of {s.opcode} has {held} bits, expected {8 * width}")
 
     def _operand(self, operand: Any, width: int) -> str | Constant | None:
         """A register's full name, or a constant of `width` bytes."""

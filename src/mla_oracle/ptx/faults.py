@@ -89,7 +89,7 @@ def describe(
             return "trap: the kernel stopped itself (trap or assert)"
         case Code.RUNAWAY:
             return (
-                "runaway: no barrier and no end in sight; threads that wait in a loop for others never meet them here"
+                "runaway: no end in sight; threads that wait in a loop for others never meet them here"
             )
         case Code.WRONG_SPACE:
             return f"mixed spaces: {opcode} at {found.address:#x} is in another state space than other lanes'"

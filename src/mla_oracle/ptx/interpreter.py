@@ -70,10 +70,10 @@ class InterpretedKernel:
 
 class Interpreter:
     """`checks`: look for everything but bounds, too; `threads`: as in fast.threads.count; `patience`: how many
-    instructions a block may run without a barrier before it counts as a loop that never ends."""
+    instructions a block may run before it counts as a loop that never ends."""
 
     def __init__(
-        self, arch: str = "sm_80", checks: bool = True, threads: int | None = None, *, patience: int = 1 << 29
+        self, arch: str = "sm_80", checks: bool = True, threads: int | None = None, *, patience: int = 1 << 26
     ):
         self.arch, self.checks, self.threads, self.patience = arch, checks, threads, patience
         self.memory = Memory()

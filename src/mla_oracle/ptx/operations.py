@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mla_oracle.errors import UnsupportedError
+from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.ptx._opcodes import Format, Op
 from mla_oracle.ptx.syntax import SIZES, Pair, Statement
 
@@ -45,6 +45,8 @@ def lower(asm: Assembler, s: Statement) -> None:
         raise unsupported(s)
     try:
         handler(asm, s, modifiers)
+    except InputError:
+        raise
     except (IndexError, KeyError, AttributeError, TypeError, ValueError) as error:
         raise UnsupportedError(f"{unsupported(s)} ({type(error).__name__}: {error})") from error
 

@@ -14,6 +14,7 @@ from mla_oracle.errors import InputError, OracleError, UnsupportedError
 from mla_oracle.ptx.syntax import SIZES, Address, Function, Module, Negated, Pair, Source, Statement, Variable
 
 _LINES = {".loc", ".file", ".version", ".target", ".address_size"}  # directives that end with their line
+MOST_REGISTERS = 1 << 20  # of one declaration
 _NUMBER = re.compile(r"[-+]?(0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _LABEL = re.compile(r"\s*([$\w]+)\s*:(?!:)")
 _DECIMAL = re.compile(r"[-+]?\d+\.\d*([eE][-+]?\d+)?$")
@@ -37,7 +38,7 @@ def parse(text: str) -> Module:
         return reader.module(text)
     except OracleError:
         raise
-    except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RecursionError, StopIteration, TypeError, ValueError) as error:
         raise InputError(f"PTX line {reader.line}: not PTX ({type(error).__name__}: {error})") from error
 
 
@@ -184,7 +185,9 @@ class _Reader:
 
     def _register(self, function: Function, name: str, kind: str) -> None:
         names = [name]
-        if found := re.match(r"([$%\w]+)<(\d+)>$", name):
+        if found := re.match(r"([$%\w]+)<(\d{1,18})>$", name):
+            if int(found[2]) > MOST_REGISTERS:
+                raise InputError(f"{name} are more than {MOST_REGISTERS} registers")
             names = [f"{found[1]}{index}" for index in range(int(found[2]))]
         for name in names:
             unique = name if len(self.scopes) == 1 else f"{name}@{len(function.registers)}"
