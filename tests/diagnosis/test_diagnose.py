@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """diagnose: classes and constants that the bank does not hold, compositions, honest doubt, and what is no bug."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from buggy import run
@@ -22,6 +24,7 @@ from mla_oracle.mutants import (
     tail,
     temperature,
 )
+from mla_oracle.mutants.mutant import Mutant
 from mla_oracle.oracle import expected
 
 ID = "paged:geometry=deepseek-v3,heads=6,row=96,value=64,lens=65+0+1+131+60,tokens=2,unread=numbers,dtype=bf16,block=32"
@@ -169,3 +172,37 @@ def test_other_kinds_of_case_are_diagnosed():
         diagnosis = diagnose(case, results[case.results[0]], results.get("lse"))
         names = {mutant.family, *(find(n).family for n in diagnosis.classes[0].rivals)}
         assert diagnosis.named and diagnosis.classes[0].family in names, (case_id, diagnosis.summary)
+
+
+def edited(change):
+    return Mutant(name="unseen", family="", formula="", edit=lambda problem, plan: change(plan))
+
+
+def finished(change):
+    return Mutant(name="unseen", family="", formula="", finish=lambda problem, results: results | change(results))
+
+
+HEADS = np.arange(6)
+UNSEEN = {
+    "keys j with j = 1 mod 2 are not seen": edited(lambda p: replace(p, lanes=p.lanes[p.lanes % 2 == 0])),
+    "the last 5 keys are counted twice": edited(lambda p: replace(p, lanes=np.concatenate([p.lanes, p.lanes[-5:]]))),
+    "L' = min(L, 100)": edited(lambda p: replace(p, lanes=p.lanes[:100])),
+    "o = sum w_j v_(j + 3)": edited(lambda p: replace(p, value_lanes=np.clip(p.lanes + 3, 0, max(p.length - 1, 0)))),
+    "the latent part of the scores times 0.5": edited(lambda p: replace(p, q_latent=p.q_latent * 0.5)),
+    "out and lse of head 0 for head 1": edited(
+        lambda p: replace(p, q_latent=p.q_latent[:, HEADS // 2], q_rope=p.q_rope[:, HEADS // 2])
+    ),
+    "out and lse of request 4 for request 3": finished(
+        lambda r: {name: r[name][[0, 1, 2, 4, 3]] for name in ("out", "lse")}
+    ),
+    "o[c] <- o[c - 7], around the end": finished(lambda r: {"out": np.roll(r["out"], 7, -1)}),
+    "o = 0 in 7 rows": finished(lambda r: {"out": r["out"] * (HEADS != 3)[:, None]}),
+}
+
+
+@pytest.mark.parametrize("formula", UNSEEN)
+def test_bugs_that_no_mutant_of_the_bank_is_are_told_in_a_formula(formula):
+    best = found(UNSEEN[formula], separate=False).classes[0]
+    words = best.mutant.formula.replace("0.49998", "0.5").replace("0.50002", "0.5").replace("0.49999", "0.5")
+    assert words == formula
+    assert best.share > 0.9

@@ -7,7 +7,7 @@ there is no lse a temperature or a cap is fitted to out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from ..arrays import Array
 from ..metrics import of_rows
 from ..mutants import Mutant, causal, columns, lengths, tail
 from . import made
-from .samples import NAMES, Sample, log_sum, samples
+from .curves import curves
+from .samples import NAMES, Sample, samples
 from .score import WITHIN, Evidence
 from .sources import matches
+
+ROLLED = 16  # rows that a shift of the columns is looked for in
 
 
 def estimated(evidence: Evidence) -> Iterator[Mutant]:
@@ -45,76 +48,6 @@ def _unwritten(evidence: Evidence) -> Iterator[Mutant]:
     yield from (made.unwritten({name: value}) for name, value in values.items())
     if len(values) > 1:
         yield made.unwritten(values)
-
-
-def curves(known: list[Sample]) -> Iterator[Mutant]:
-    """One number in the scores: temperature, cap, bias."""
-    if not known:
-        return
-    with np.errstate(all="ignore"):
-        tried: list[tuple[Callable[[float], Mutant], Callable[[Sample, float], Array], Array]] = [
-            (made.temperature, lambda k, x: k.s * x, np.geomspace(1 / 64, 4096, 73)),
-            (made.soft_cap, _capped, np.geomspace(0.5, 200, 49)),
-            (made.clipped, lambda k, x: np.minimum(k.s, x), np.geomspace(0.1, 100, 49)),
-            (
-                made.distance_bias,
-                lambda k, x: k.s + x * (np.arange(k.s.shape[1]) - k.length + 1),
-                np.r_[-np.geomspace(1e-4, 1, 20)[::-1], np.geomspace(1e-4, 1, 20)],
-            ),
-        ]
-        if all(k.rope is not None for k in known):
-            amounts = np.r_[0.0, np.geomspace(1 / 32, 32, 41)]
-            tried.append((made.rope_scaled, lambda k, x: k.s + (x - 1) * k.rope, amounts))
-            tried.append(
-                (made.latent_scaled, lambda k, x: x * k.s + (1 - x) * np.where(np.isfinite(k.s), k.rope, 0), amounts)
-            )
-        for build, curve, grid in tried:
-            value = _minimum(known, curve, grid)
-            if value is not None:
-                yield build(value)
-
-
-def _capped(k: Sample, cap: float) -> Array:
-    return np.where(k.s > -np.inf, cap * np.tanh(k.s / cap), -np.inf)
-
-
-def _minimum(known: list[Sample], curve: Callable[[Sample, float], Array], grid: Array) -> float | None:
-    """Where the scores curve(sample, x) fit what was returned best; None: nowhere better than as they are."""
-
-    def misfit(x: float) -> float:
-        found = [_misfit(k, curve(k, x)) for k in known]
-        return float(np.mean(found))
-
-    start = float(np.mean([_misfit(k, k.s) for k in known]))
-    low, high = 0.0, 0.0
-    best = np.nan
-    for _ in range(5):
-        errors = np.array([misfit(float(x)) for x in grid])
-        if not np.isfinite(errors).any():
-            return None
-        at = int(np.nanargmin(errors))
-        best, low, high = float(grid[at]), float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)])
-        if errors[at] > 0.9 * start or not 0 < at < len(grid) - 1:
-            return None
-        grid = np.linspace(low, high, 15)
-    return best
-
-
-def _misfit(k: Sample, s: Array) -> float:
-    """How far the lse of scores s [R, n] is from the returned one, or out, where there is no lse."""
-    if k.lse is not None and np.isfinite(k.lse).any():
-        return _mean(np.abs(log_sum(s) - k.lse))
-    if k.out is None:
-        return np.nan
-    p = np.exp(s - s.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return _mean(np.abs(p @ np.nan_to_num(k.values) - k.out))
-
-
-def _mean(x: Array) -> float:
-    """Of what is finite, a thing that is not counting as far; NaN where nothing is."""
-    good = np.isfinite(x)
-    return float(np.where(good, x, 10 * x[good].max()).mean()) if good.any() else np.nan
 
 
 def _visible(known: list[Sample]) -> Iterator[Mutant]:
@@ -146,10 +79,10 @@ def _count(s: Array, lse: Array) -> Array:
 
 
 def _modes(numbers: Array) -> list[int]:
-    """The commonest number, if it is common."""
+    """The two commonest numbers, as far as they are common."""
     values, counts = np.unique(numbers, return_counts=True)
-    best = int(counts.argmax())
-    return [int(values[best])] if counts[best] >= 0.3 * len(numbers) else []
+    order = np.argsort(-counts, kind="stable")[:2]
+    return [int(values[i]) for i in order if counts[i] >= 0.3 * len(numbers)]
 
 
 def _runs(known: list[Sample]) -> Iterator[Mutant]:
@@ -190,6 +123,14 @@ def _periods(known: list[Sample], evidence: Evidence) -> Iterator[Mutant]:
                         error += float(np.abs(part - sign * np.expm1(np.asarray(k.lse) - k.right)).mean())
                     best = min(best, (error, unit, m, r, sign > 0))
     yield made.period(*best[1:4], twice=best[4])
+    last = []
+    for k in known:
+        more = np.expm1(np.asarray(k.lse) - k.right)
+        e = np.exp(k.s - k.right[:, None])[:, ::-1]
+        unseen = e.shape[1] - k.seen  # masked keys at the end of each row
+        counts = np.abs(np.cumsum(e, -1) - more[:, None]).argmin(-1) + 1
+        last.append(counts - unseen)
+    yield from (made.last_twice(n) for n in _modes(np.concatenate(last)) if n > 1)
 
 
 def _denominator(known: list[Sample]) -> Iterator[Mutant]:
@@ -234,6 +175,14 @@ def moved(evidence: Evidence) -> Iterator[Mutant]:
     shape = (problem.B, problem.T, problem.H)
     g, w = (x.astype(np.float64).reshape(*shape, -1) for x in (evidence.actual["out"], evidence.suspects.truth["out"]))
     found = matches(g, w, (evidence.error["out"] > WITHIN).reshape(shape))
+    bad = (evidence.error["out"] > WITHIN).reshape(shape)
+    if bad.any() and not g[bad].any():
+        yield made.rows_zero(np.argwhere(bad))
+    rows = bad & np.isfinite(g).all(-1) & np.isfinite(w).all(-1)
+    if rows.any():
+        few, right = g[rows][:ROLLED], w[rows][:ROLLED]
+        by = min(range(g.shape[-1]), key=lambda by: float(np.abs(np.roll(right, by, -1) - few).sum()))
+        yield from (made.rolled(by),) if by else ()
     if found is not None and found.rule and found.wrong <= len(found.to) + 2:
         yield made.rows_moved(found.to, found.source, found.rule, ("out",))
         yield made.rows_moved(found.to, found.source, found.rule, ("out", "lse"))

@@ -123,6 +123,59 @@ def rows_moved(to: np.ndarray, source: np.ndarray, rule: str, names: tuple[str, 
     )
 
 
+def rows_zero(to: np.ndarray) -> Mutant:
+    """Rows `to` [n, 3] of out (request, query, head) are zero."""
+
+    def finish(problem: Problem, results: Results) -> Results:
+        out = results["out"].copy()
+        out[tuple(to.T)] = 0
+        return {**results, "out": out}
+
+    return Mutant(
+        name="rows.zero",
+        family="rows not computed",
+        formula=f"o = 0 in {len(to)} rows",
+        conditions=(one_key,),
+        finish=finish,
+    )
+
+
+def rolled(by: int) -> Mutant:
+    """Column c + by holds column c."""
+    return Mutant(
+        name=f"value.rolled-{by}",
+        family="output permutation",
+        formula=f"o[c] <- o[c - {by}], around the end",
+        parameters={"by": by},
+        conditions=(one_key,),
+        finish=lambda problem, results: {**results, "out": np.roll(results["out"], by, -1)},
+    )
+
+
+def value_shifted(by: int) -> Mutant:
+    """The value of the key `by` further on, of the last one past it."""
+    return Mutant(
+        name=f"value.shifted-{by}",
+        family="value row off by one" if abs(by) == 1 else "K/V step mismatch",
+        formula=f"o = sum w_j v_(j {'+-'[by < 0]} {abs(by)})",
+        parameters={"by": by},
+        conditions=(two_keys,),
+        edit=lambda problem, plan: replace(plan, value_lanes=np.clip(plan.lanes + by, 0, max(plan.length - 1, 0))),
+    )
+
+
+def last_twice(count: int) -> Mutant:
+    """The last `count` keys are counted twice."""
+    return Mutant(
+        name=f"key.last-{count}-twice",
+        family="key lost or repeated",
+        formula=f"the last {count} keys are counted twice",
+        parameters={"count": count},
+        conditions=(longer_than(count),),
+        edit=lanes(lambda p: np.concatenate([p.lanes, p.lanes[-count:]])),
+    )
+
+
 def sink(logit: float) -> Mutant:
     """One more key of score `logit` and value 0."""
 

@@ -10,7 +10,8 @@ from itertools import combinations
 import numpy as np
 
 from ..mutants import Mutant, compose, find
-from .constants import curves, estimated, factors
+from .constants import estimated, factors
+from .curves import curves
 from .facts import plural, ranges
 from .samples import samples
 from .score import Evidence, Fit, ranked

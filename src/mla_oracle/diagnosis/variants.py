@@ -11,6 +11,7 @@ import numpy as np
 from ..mutants import Mutant, Problem, bank, keys, rope, tail, values
 from ..mutants.plan import Parts, Plan
 from ..mutants.splits import cut
+from . import made as made_up
 
 TILES = (8, 16, 32, 48, 64, 96, 128, 256, 512)
 SPLITS = (2, 3, 5, 6, 7, 8, 12, 16, 32, 64)
@@ -28,6 +29,7 @@ def variants(problem: Problem | None, cut_again: Sequence[Mutant]) -> Iterator[M
         *(factory(tile) for tile in TILES for factory in (keys.behind, values.behind, values.ahead, tail.pads)),
         *(rope.shifted(by, "q") for by in SHIFTS),
         *(rope.base(value, side) for value in BASES for side in ("both", "k")),
+        *(made_up.value_shifted(by) for by in (*range(2, 17), *range(-16, -1), problem.block, -problem.block)),
         *recut(problem, cut_again),
     ]
     yield from (mutant for mutant in made if mutant.name not in known)
