@@ -65,7 +65,8 @@ def run(
 def shape_of(option: str, text: str) -> tuple[int, int, int]:
     """ "X", "X,Y" or "X,Y,Z"."""
     parts = text.split(",")
-    if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.strip().isdigit() and 0 < int(part) for part in parts):
+    numbers = all(part.isascii() and part.strip().isdigit() and int(part) > 0 for part in parts)
+    if not 1 <= len(parts) <= 3 or not numbers:
         raise InputError(f"{option} is {text!r}, expected X, X,Y or X,Y,Z, each 1 or more")
     x, y, z = (*map(int, parts), 1, 1)[:3]
     return x, y, z

@@ -56,7 +56,7 @@ def load(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         return
     space, count, kind = _access(s, modifiers)
     base, offset, flags = _address(asm, address)
-    width = next(asm.width_of(r) for r in results if r != "_")
+    width = max(SIZES[kind], *(asm.width_of(r) for r in results if r != "_"))
     if kind[0] == "s" and SIZES[kind] < width:
         flags |= SIGNED
     asm.emit(Op.LOAD, results, [base], kind=space, width=width, size=SIZES[kind], count=count, imm=offset, flags=flags)
