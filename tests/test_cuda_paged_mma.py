@@ -13,6 +13,7 @@ from kernel_cases import assert_right, decode
 
 from mla_oracle.errors import UnsupportedError
 from mla_oracle.gpu import forms, layout, paged_mma
+from mla_oracle.gpu.machine import Buffer
 from mla_oracle.ptx import Fault, Interpreter
 
 BF16, F16 = ml_dtypes.bfloat16, np.float16
@@ -99,6 +100,21 @@ def test_strided_views(machine):
     heads_first = np.ascontiguousarray(case.q.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
     apart = case.but(q=heads_first, kv_cache=room[:, 1, :, 8:40])
     assert bits(decode(machine, apart, kernel="mma")) == bits(decode(machine, case, kernel="mma"))
+
+
+def test_the_largest_ids_reach_their_page_and_no_other_is_read(machine):
+    """The cache begins so far before its pages that they have the last ids there are: page 0 is no memory at all."""
+    case = stored(make(3, 1, 2, 32, 16, [70, 0, 33], 16))
+    expected = decode(machine, case, kernel="mma")
+    arrays = [forms.put(machine, x) for x in (case.q, case.kv_cache, case.block_table, case.seq_lens)]
+    near, first = arrays[1], 2**31 - len(case.kv_cache)
+    pointer = (near.pointer - first * near.strides[0]) % 2**64
+    arrays[1] = Buffer(pointer, (2**31, *near.shape[1:]), near.dtype, near.strides, near)
+    table = np.where(case.block_table < 2**30, case.block_table.astype(np.int64) + first, -1)
+    arrays[2] = forms.put(machine, table.astype(np.int32))
+    out, lse = machine.empty((3, 1, 2, 16), np.float32), machine.empty((3, 1, 2), np.float32)
+    forms.decode_paged(machine, *arrays, case.scale, True, 1.0, -np.inf, out, lse, longest=70, kernel="mma")
+    assert bits(map(machine.download, (out, lse))) == bits(expected)
 
 
 @pytest.mark.parametrize("q_size", [0.0, 0.1, 30.0])

@@ -13,6 +13,7 @@ import re
 import sys
 from typing import Any
 
+from mla_oracle.errors import OracleError
 from mla_oracle.gpu import cache, paged_mma, sources
 from mla_oracle.gpu.arguments import dynamic_smem, signatures
 from mla_oracle.gpu.nvrtc import Compiled
@@ -87,4 +88,8 @@ def _comma(key: str, of: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(text(table()))
+    try:
+        sys.stdout.write(text(table()))
+    except OracleError as error:
+        print(f"mla_oracle.gpu.resources: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
