@@ -46,6 +46,20 @@ def test_cuda_headers_are_found() -> None:
     nvrtc.compile(HALVES, "sm_80", name="halves.cu")
 
 
+def test_damaged_headers_of_cuda_are_laid_out_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if nvrtc.version() < nvrtc.BUNDLES_HEADERS:
+        pytest.skip("this NVRTC brings no headers along")
+    monkeypatch.setenv("MLA_ORACLE_CACHE", str(tmp_path))
+    nvrtc.compile(HALVES, "sm_80", name="halves.cu")
+    (header,) = tmp_path.rglob("cuda_fp16.h")
+    header.write_text(header.read_text()[:100])
+    nvrtc.compile(HALVES, "sm_80", name="halves.cu")
+    header.unlink()
+    nvrtc.compile(HALVES, "sm_80", name="halves.cu")
+    with pytest.raises(InputError, match=r"unheard_of\.h"):
+        nvrtc.compile("#include <unheard_of.h>\n" + TINY, "sm_80", name="halves.cu")
+
+
 def test_an_older_nvrtc_takes_the_headers_of_its_own_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -52,6 +53,16 @@ def compile(
     Raises InputError with the first error of the log, UnsupportedError for an arch that the kernels or NVRTC do
     not support, MissingError where NVRTC or CUDA's headers are missing or too old.
     """
+    try:
+        return _compile(source, arch, name, lineinfo, options)
+    except InputError:
+        if not _wants_headers(source) or version() < BUNDLES_HEADERS:
+            raise
+        shutil.rmtree(_bundle(), ignore_errors=True)  # a header may be damaged: they are laid out anew
+        return _compile(source, arch, name, lineinfo, options)
+
+
+def _compile(source: str, arch: str, name: str, lineinfo: bool, options: Sequence[str]) -> Compiled:
     nvrtc = _library()[0]
     check_arch(arch)
     flags = [f"--gpu-architecture={arch}", *OPTIONS, *(["-lineinfo"] if lineinfo else []), *options]
@@ -125,10 +136,15 @@ def _wants_headers(source: str) -> bool:
 
 def _header_options() -> list[str]:
     if version() >= BUNDLES_HEADERS:
-        from mla_oracle.gpu.cache import subfolder
-
-        return [f"--use-bundled-headers={subfolder('headers-' + _dotted(version()))}"]
+        return [f"--use-bundled-headers={_bundle()}"]
     return [f"--include-path={_header_folder()}"]
+
+
+def _bundle() -> Path:
+    """Where NVRTC lays out the headers it brings along."""
+    from mla_oracle.gpu.cache import subfolder
+
+    return subfolder("headers-" + _dotted(version()))
 
 
 def _header_folder() -> Path:
