@@ -9,6 +9,7 @@ from problems import paged
 
 from mla_oracle import decode_paged, generate
 from mla_oracle.fast import isa as isas
+from mla_oracle.fast import threads
 from mla_oracle.placement import sparse_cache
 
 
@@ -71,3 +72,11 @@ def test_a_requests_nan_is_not_in_the_next_ones_scratch(isa, H):
         one = slice(b, b + 1)
         alone = wide.but(q=wide.q[one], block_table=wide.block_table[one], seq_lens=wide.seq_lens[one])
         assert fast(alone, isa=isa, threads=1)[0].tobytes() == out[b].tobytes()
+
+
+@pytest.mark.parametrize("asked", [1, 3])
+def test_no_more_threads_than_asked_for_take_part(asked, monkeypatch):
+    used = []
+    monkeypatch.setattr(threads, "run", lambda work, n: (used.append(n), work()))
+    decode_paged(**paged(7, [9] * 5), backend="fast", threads=asked)
+    assert used == [asked]
