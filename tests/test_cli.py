@@ -201,9 +201,14 @@ def test_what_was_not_among_the_results_is_said(tmp_path: Path, case_file: Path)
     assert (code, verdict["missing"]) == (0, ["lse"]) and "not judged: lse is not among the results" in words
 
 
-def test_an_interrupt_is_one_line(case_file: Path) -> None:
+def test_an_interrupt_is_one_line() -> None:
     with subprocess.Popen(
-        [*COMMAND, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "serve"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     ) as process:
         process.stdin.write('{"op": "info"}\n')
         process.stdin.flush()
