@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floating-point instructions against exact arithmetic, with the words of PTX ISA 9.7.3, 9.7.4 and 9.7.9.21 (cvt)."""
 
+import importlib
 import itertools
 import math
+import platform
 from fractions import Fraction
 
 import ml_dtypes
@@ -374,7 +376,9 @@ def test_every_build_gives_the_same_bits(build, monkeypatch):
     """What rounds, in each direction, and an exponential: against the exact results."""
     from mla_oracle.ptx import interpreter
 
-    module = pytest.importorskip(f"mla_oracle.ptx.{build}")
+    if build == "_machine_v3" and platform.machine() != "x86_64":
+        pytest.skip("no build for AVX2 on this machine")
+    module = importlib.import_module(f"mla_oracle.ptx.{build}")
     monkeypatch.setattr(interpreter, "_machine", lambda: module)
     a, b = pairs([1.0, -1.0, 0.1, 3.3, 2.0**-30, 1e20, TINY, SUB])
     for mode in ("rn", "rz", "rm", "rp"):

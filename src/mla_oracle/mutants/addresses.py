@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from .mutant import Mutant
+from .mutant import Maker, Mutant
 from .needs import Need, one_key, paged, two_keys
 from .plan import Plan, table_entry
 from .problem import Problem
@@ -105,24 +105,7 @@ def row_stride(name: str, formula: str, elements: Callable[[Problem], int], *nee
     return _mutant(f"stride.{name}", STRIDE, formula, two_keys, *needs, edit=edit)
 
 
-def _mutant(
-    name: str,
-    family: str,
-    formula: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan],
-    refs: str = "",
-    **parameters: str,
-) -> Mutant:
-    return Mutant(
-        name=name,
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        parameters=parameters,
-        conditions=(paged, one_key, *needs),
-        edit=edit,
-    )
+_mutant = Maker(conditions=(paged, one_key))
 
 
 narrow = Need("a value narrower than the row", lambda p: p.V < p.D)

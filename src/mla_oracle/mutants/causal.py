@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from .mutant import Mutant
+from .mutant import Maker, Mutant
 from .needs import Need, causal, longer_than, not_causal, one_key, two_heads, two_keys
 from .plan import Plan, bound
 from .problem import Problem
@@ -84,24 +84,7 @@ def _packed_rows(plan: Plan, top: Array) -> Array:
     return seen
 
 
-def _mutant(
-    name: str,
-    family: str,
-    formula: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan],
-    refs: str = "",
-    **parameters: float,
-) -> Mutant:
-    return Mutant(
-        name=name,
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        parameters=parameters,
-        conditions=needs,
-        edit=edit,
-    )
+_mutant = Maker()
 
 
 _MISSING = "lightseekorg/tokenspeed#469 ROCm/aiter#3046 ROCm/aiter#3993 lablup/mlxcel#998 lablup/mlxcel#991"

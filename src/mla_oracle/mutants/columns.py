@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from .mutant import Mutant
+from .mutant import Maker, Mutant
 from .needs import Need, one_key
 from .permutations import hadamard, transposed_tiles
 from .plan import Plan
@@ -92,26 +92,7 @@ def _halved(problem: Problem, x: Array, second: Callable[[Array], Array]) -> Arr
     return y
 
 
-def _mutant(
-    name: str,
-    family: str,
-    formula: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan] | None = None,
-    finish: Callable[[Problem, Results], Results] | None = None,
-    refs: str = "",
-    **parameters: float,
-) -> Mutant:
-    return Mutant(
-        name=f"value.{name}",
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        parameters=parameters,
-        conditions=needs,
-        edit=edit,
-        finish=finish,
-    )
+_mutant = Maker("value.")
 
 
 MUTANTS = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import Array
 from .memory import ZERO
-from .mutant import Mutant
+from .mutant import Maker, Mutant
 from .needs import Need, longer_than, two_keys, two_pages
 from .plan import Plan
 from .problem import Problem
@@ -70,24 +70,7 @@ def behind(tile: int) -> Mutant:
     )
 
 
-def _mutant(
-    name: str,
-    family: str,
-    formula: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan],
-    refs: str = "",
-    **parameters: int,
-) -> Mutant:
-    return Mutant(
-        name=name,
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        parameters=parameters,
-        conditions=needs,
-        edit=edit,
-    )
+_mutant = Maker()
 
 
 MUTANTS = (

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..paged import LOG2E
-from .mutant import Mutant
+from .mutant import Maker
 from .needs import Need, empty_row, one_key, paged, two_heads, two_keys, two_requests, two_tokens, unsharded
 from .plan import Plan
 from .problem import Problem, Results
@@ -38,24 +38,7 @@ def _next_to_empty(problem: Problem, lse: Array) -> Array:
     return lse
 
 
-def _mutant(
-    name: str,
-    family: str,
-    formula: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan] | None = None,
-    finish: Callable[[Problem, Results], Results] | None = None,
-    refs: str = "",
-) -> Mutant:
-    return Mutant(
-        name=f"lse.{name}",
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        conditions=(paged, one_key, *needs),
-        edit=edit,
-        finish=finish,
-    )
+_mutant = Maker("lse.", (paged, one_key))
 
 
 _MERGED = "vllm-project/vllm#47079 flashinfer-ai/flashinfer#2113 sgl-project/sglang#33064"

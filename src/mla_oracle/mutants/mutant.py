@@ -115,6 +115,37 @@ class Mutant:
         return made if isinstance(made, list) else [made]
 
 
+@dataclass(frozen=True)
+class Maker:
+    """Makes the mutants of one file: what their names begin with, and what all of them need."""
+
+    prefix: str = ""
+    conditions: tuple[Need, ...] = ()
+
+    def __call__(
+        self,
+        name: str,
+        family: str,
+        formula: str,
+        *needs: Need,
+        edit: Edit | None = None,
+        finish: Finish | None = None,
+        refs: str = "",
+        **parameters: Any,
+    ) -> Mutant:
+        """`refs`: the references, with spaces between."""
+        return Mutant(
+            name=self.prefix + name,
+            family=family,
+            formula=formula,
+            references=tuple(refs.split()),
+            parameters=parameters,
+            conditions=(*self.conditions, *needs),
+            edit=edit,
+            finish=finish,
+        )
+
+
 def compose(*mutants: Mutant) -> Mutant:
     """The mutant "a + b": the plans of one edited by the next, then what each does to the results."""
 

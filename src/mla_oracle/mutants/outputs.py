@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ..arrays import Array
-from .mutant import Mutant
 from .needs import (
     Need,
     fewer_heads_than,
@@ -18,15 +17,10 @@ from .needs import (
     two_requests,
     two_tokens,
 )
-from .plan import Plan
 from .problem import Problem, Results
-
-FAMILY = "query row mapping"
-
+from .queries import query_mutant
 
 more_rows_than_64 = Need("more than 64 query rows (tokens x heads) of one request", lambda p: p.T * p.H > 64)
-
-
 heads_of_16 = Need("heads that are no multiple of 16", lambda p: p.H % 16 != 0)
 
 
@@ -55,26 +49,6 @@ def _transposed(problem: Problem, x: Array) -> Array:
     return np.swapaxes(x, 1, 2).reshape(x.shape)
 
 
-def _mutant(
-    name: str,
-    formula: str,
-    refs: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan | list[Plan]] | None = None,
-    finish: Callable[[Problem, Results], Results] | None = None,
-    family: str = FAMILY,
-) -> Mutant:
-    return Mutant(
-        name=f"query.{name}",
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        conditions=needs,
-        edit=edit,
-        finish=finish,
-    )
-
-
 def _padded(problem: Problem, x: Array) -> Array:
     """Rows of H heads taken from a buffer that has 128 a row, zeros past the H-th."""
     B, T, H = x.shape[:3]
@@ -94,7 +68,7 @@ unsorted = Need(
 
 
 MUTANTS = (
-    _mutant(
+    query_mutant(
         "broadcast",
         "o_t <- o_0",
         "ROCm/aiter#2720",
@@ -102,7 +76,7 @@ MUTANTS = (
         one_key,
         finish=_output(lambda _, x: np.broadcast_to(x[:, :1], x.shape).copy()),
     ),
-    _mutant(
+    query_mutant(
         "output-sorted",
         "requests worked on by falling length, stored in that order",
         "",
@@ -110,7 +84,7 @@ MUTANTS = (
         one_key,
         finish=_output(lambda p, x: x[_order(p)]),
     ),
-    _mutant(
+    query_mutant(
         "output-heads-128",
         "row (b T + t) H + h of out and lse read where rows have 128 heads, zeros past the H-th",
         "",
@@ -118,7 +92,7 @@ MUTANTS = (
         one_key,
         finish=_output(_padded),
     ),
-    _mutant(
+    query_mutant(
         "output-transposed",
         "out and lse stored [H, T] in the place of [T, H]",
         "",
@@ -127,7 +101,7 @@ MUTANTS = (
         one_key,
         finish=_output(_transposed),
     ),
-    _mutant(
+    query_mutant(
         "output-next-head",
         "out and lse of head h stored at head h + 1",
         "",
@@ -135,7 +109,7 @@ MUTANTS = (
         one_key,
         finish=_output(lambda _, x: np.roll(x, 1, 2)),
     ),
-    _mutant(
+    query_mutant(
         "weights-next-head",
         "o_h = sum w_(h+1) v, the lse right",
         "",
@@ -145,7 +119,7 @@ MUTANTS = (
         finish=lambda _, results: _moved(results, ("out",), lambda x: np.roll(x, -1, 2)),
         family="weights of another row",
     ),
-    _mutant(
+    query_mutant(
         "tail-heads",
         "the last H mod 16 heads are not computed: zeros",
         "",
@@ -154,7 +128,7 @@ MUTANTS = (
         finish=_output(_zeroed(lambda p: np.broadcast_to(np.arange(p.H) >= p.H // 16 * 16, (p.T, p.H)))),
         family="rows not computed",
     ),
-    _mutant(
+    query_mutant(
         "tail-rows",
         "query rows t H + h from 64 on are not computed: zeros",
         "flashinfer-ai/flashinfer#5095",
@@ -163,7 +137,7 @@ MUTANTS = (
         finish=_output(_zeroed(lambda p: (np.arange(p.T)[:, None] * p.H + np.arange(p.H)) >= 64)),
         family="rows not computed",
     ),
-    _mutant(
+    query_mutant(
         "last-request",
         "the last request is not computed: zeros",
         "",

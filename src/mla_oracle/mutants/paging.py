@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from .mutant import Mutant
+from .mutant import Maker, Mutant
 from .needs import Need, one_key, paged, three_pages, two_pages, two_requests
 from .plan import Plan
 from .problem import Problem
@@ -88,17 +88,7 @@ def truncated(keep: Callable[[int], int], name: str, words: str) -> Mutant:
     )
 
 
-def _mutant(
-    name: str, family: str, formula: str, *needs: Need, edit: Callable[[Problem, Plan], Plan], refs: str = ""
-) -> Mutant:
-    return Mutant(
-        name=f"paging.{name}",
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        conditions=(paged, *needs),
-        edit=edit,
-    )
+_mutant = Maker("paging.", (paged,))
 
 
 ROW, ENTRY, LOST = "table row mapping", "table entry", "page lost or repeated"

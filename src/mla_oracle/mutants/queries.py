@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from .mutant import Mutant
+from .mutant import Edit, Finish, Maker, Mutant
 from .needs import (
     Need,
     fewer_heads_than,
@@ -22,7 +22,7 @@ from .needs import (
     two_tokens,
 )
 from .plan import Plan
-from .problem import Problem, Results
+from .problem import Problem
 
 FAMILY = "query row mapping"
 
@@ -71,24 +71,17 @@ def _table_rows(problem: Problem, plan: Plan) -> list[Plan]:
     return plans
 
 
-def _mutant(
+def query_mutant(
     name: str,
     formula: str,
     refs: str,
     *needs: Need,
-    edit: Callable[[Problem, Plan], Plan | list[Plan]] | None = None,
-    finish: Callable[[Problem, Results], Results] | None = None,
+    edit: Edit | None = None,
+    finish: Finish | None = None,
     family: str = FAMILY,
 ) -> Mutant:
-    return Mutant(
-        name=f"query.{name}",
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        conditions=needs,
-        edit=edit,
-        finish=finish,
-    )
+    """Of this file and of outputs.py."""
+    return Maker("query.")(name, family, formula, *needs, edit=edit, finish=finish, refs=refs)
 
 
 def _misread(problem: Problem, plan: Plan) -> Plan:
@@ -107,7 +100,7 @@ half_query = Need("a query of f16 or bf16", lambda p: p.paged and p.case.tensors
 
 
 MUTANTS = (
-    _mutant(
+    query_mutant(
         "first-token",
         "q_t <- q_0, with the keys that t sees",
         "",
@@ -115,7 +108,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, b, 0 * t, h)),
     ),
-    _mutant(
+    query_mutant(
         "last-token",
         "q_t <- q_(T-1), with the keys that t sees",
         "",
@@ -123,7 +116,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, b, 0 * t + p.T - 1, h)),
     ),
-    _mutant(
+    query_mutant(
         "tokens-reversed",
         "q_t <- q_(T-1-t)",
         "",
@@ -131,7 +124,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, b, p.T - 1 - t, h)),
     ),
-    _mutant(
+    query_mutant(
         "table-row",
         "row (b, t) takes length and table of request b T + t, unknown from B on",
         "vllm-project/vllm#51848 vllm-project/vllm#51065 flashinfer-ai/flashinfer#4503",
@@ -140,7 +133,7 @@ MUTANTS = (
         paged,
         edit=_table_rows,
     ),
-    _mutant(
+    query_mutant(
         "heads-128",
         "row (b, t, h) reads q row (b T + t) 128 + h, tiles of 128 heads",
         "flashinfer-ai/flashinfer#2750",
@@ -148,7 +141,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: (b * p.T + t) * 128 + h),
     ),
-    _mutant(
+    query_mutant(
         "heads-64",
         "row (b, t, h) reads q row (b T + t) 64 + h, tiles of 64 heads",
         "",
@@ -156,7 +149,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: (b * p.T + t) * 64 + h),
     ),
-    _mutant(
+    query_mutant(
         "request-0",
         "q of request 0 for every request",
         "",
@@ -164,7 +157,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, 0 * b, t, h)),
     ),
-    _mutant(
+    query_mutant(
         "next-request",
         "q of request b + 1, of the last one request 0",
         "",
@@ -172,7 +165,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, (b + 1) % p.B, t, h)),
     ),
-    _mutant(
+    query_mutant(
         "head-0",
         "q of head 0 for every head",
         "",
@@ -180,7 +173,7 @@ MUTANTS = (
         two_keys,
         edit=rows(lambda p, b, t, h: _flat(p, b, t, 0 * h)),
     ),
-    _mutant(
+    query_mutant(
         "head-shift",
         "q of head h + 1, of the last one head 0",
         "",
@@ -188,7 +181,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, b, t, (h + 1) % p.H)),
     ),
-    _mutant(
+    query_mutant(
         "heads-reversed",
         "q of head H - 1 - h",
         "",
@@ -196,7 +189,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, b, t, p.H - 1 - h)),
     ),
-    _mutant(
+    query_mutant(
         "heads-interleaved",
         "q of head h / 2 + (h mod 2) H / 2, two groups of heads dealt out in turn",
         "",
@@ -204,7 +197,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, b, t, h // 2 + h % 2 * (p.H // 2))),
     ),
-    _mutant(
+    query_mutant(
         "heads-of-other-half",
         "q of head (h + H / 2) mod H, another rank's heads",
         "",
@@ -212,7 +205,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, b, t, (h + p.H // 2) % p.H)),
     ),
-    _mutant(
+    query_mutant(
         "head-mod-16",
         "q of head h mod 16",
         "",
@@ -220,7 +213,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: _flat(p, b, t, h % 16)),
     ),
-    _mutant(
+    query_mutant(
         "transposed",
         "q stored [T, H] read as [H, T]",
         "",
@@ -229,7 +222,7 @@ MUTANTS = (
         one_key,
         edit=rows(lambda p, b, t, h: b * p.T * p.H + h * p.T + t),
     ),
-    _mutant(
+    query_mutant(
         "misread",
         "bits of f16 read as bf16, or the other way round",
         "",

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from .mutant import Mutant
+from .mutant import Maker
 from .needs import Need, one_key, paged
 from .plan import Plan, page_address, table_entry
 from .problem import Problem
@@ -59,17 +59,7 @@ def _token_slots(problem: Problem, plan: Plan, j: Array) -> Array:
     return slot
 
 
-def _mutant(
-    name: str, family: str, formula: str, *needs: Need, edit: Callable[[Problem, Plan], Plan], refs: str = ""
-) -> Mutant:
-    return Mutant(
-        name=f"paging.{name}",
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        conditions=(paged, *needs),
-        edit=edit,
-    )
+_mutant = Maker("paging.", (paged,))
 
 
 MUTANTS = (

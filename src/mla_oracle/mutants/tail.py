@@ -13,7 +13,7 @@ import numpy as np
 
 from ..arrays import Array
 from .memory import ZERO
-from .mutant import Mutant
+from .mutant import Maker, Mutant
 from .needs import Need, one_key, paged, partial_page, two_requests, unsharded
 from .plan import Part, Plan, bound
 from .problem import Problem
@@ -96,24 +96,7 @@ def _carried(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, extras=(*plan.extras, *before))
 
 
-def _mutant(
-    name: str,
-    family: str,
-    formula: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan],
-    refs: str = "",
-    **parameters: int,
-) -> Mutant:
-    return Mutant(
-        name=name,
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        parameters=parameters,
-        conditions=needs,
-        edit=edit,
-    )
+_mutant = Maker()
 
 
 def pads(tile: int) -> Mutant:

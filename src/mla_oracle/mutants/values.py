@@ -10,10 +10,10 @@ import numpy as np
 
 from ..arrays import Array
 from .memory import ZERO
-from .mutant import Mutant
+from .mutant import Maker, Mutant
 from .needs import Need, longer_than, one_key, paged, rope, two_keys, two_pages
 from .plan import Plan, page_address
-from .problem import Problem, Results
+from .problem import Problem
 
 narrower_value = Need("a value narrower than the row", lambda p: p.paged and p.V < p.D)
 
@@ -82,26 +82,7 @@ def _page(of: Callable[[Array], Array]) -> Callable[[Problem, Plan], Plan]:
     return lanes(lambda problem, plan: of(plan.lanes // problem.block) * problem.block + plan.lanes % problem.block)
 
 
-def _mutant(
-    name: str,
-    family: str,
-    formula: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan] | None = None,
-    finish: Callable[[Problem, Results], Results] | None = None,
-    refs: str = "",
-    **parameters: float,
-) -> Mutant:
-    return Mutant(
-        name=f"value.{name}",
-        family=family,
-        formula=formula,
-        references=tuple(refs.split()),
-        parameters=parameters,
-        conditions=needs,
-        edit=edit,
-        finish=finish,
-    )
+_mutant = Maker("value.")
 
 
 _STEP = "NVIDIA/TensorRT-LLM#18244 flashinfer-ai/flashinfer#4570"

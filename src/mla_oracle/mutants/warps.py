@@ -13,7 +13,7 @@ import numpy as np
 
 from ..arrays import Array
 from .joins import inverse, powers
-from .mutant import Join, Mutant
+from .mutant import Join, Maker
 from .needs import Need, longer_than, two_keys, unsharded
 from .permutations import transposed_tiles
 from .plan import Joined, Parts, Plan, bound
@@ -74,17 +74,7 @@ def _pairs(problem: Problem, plan: Plan) -> Array:
     return np.where((plan.lanes ^ 1) < plan.length, plan.lanes ^ 1, plan.lanes)
 
 
-def _mutant(
-    name: str,
-    family: str,
-    formula: str,
-    *needs: Need,
-    edit: Callable[[Problem, Plan], Plan] | None = None,
-    finish: Callable[[Problem, Results], Results] | None = None,
-) -> Mutant:
-    return Mutant(
-        name=f"warp.{name}", family=family, formula=formula, conditions=(unsharded, *needs), edit=edit, finish=finish
-    )
+_mutant = Maker("warp.", (unsharded,))
 
 
 MUTANTS = (
