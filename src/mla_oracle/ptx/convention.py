@@ -81,6 +81,8 @@ def _value(machine: Interpreter, word: str, case: Case | None, tensors: dict[str
         if name in NUMBERS:
             number: np.generic = np.array([float(rest) if name[0] == "f" else int(rest, 0)], NUMBERS[name])[0]
             return number
+    except InputError as error:
+        raise InputError(f"--args has {word!r}: {error}") from None
     except (ValueError, OverflowError):
         raise InputError(f"--args has {word!r}, expected a number there") from None
     tensor, _, axis = word.partition(".")
