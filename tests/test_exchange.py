@@ -79,14 +79,14 @@ def test_wrong_metadata_is_one_line(tmp_path: Path, metadata: dict, said: str) -
 
 
 def test_an_extra_tensor_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="tensor mask does not belong to a paged case, expected block_table"):
+    with pytest.raises(InputError, match="tensor mask does not belong to a paged case, expected bias, block_table"):
         read_case(edited(tmp_path, {"mask": np.ones(3, np.float32)}))
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    write_tensors(
-        tmp_path / "case", {"q": np.ones((1, 1, 8), np.float32)}, {"schema": "mla-oracle-case/1", "kind": "paged"}
-    )
+    tensors = {"q": np.ones((1, 1, 8), np.float32), "kv_cache": np.ones((1, 1, 8), np.float32)}
+    about = {"schema": "mla-oracle-case/1", "kind": "paged", "softmax_scale": "1.0", "head_dim_v": "8"}
+    write_tensors(tmp_path / "case", tensors, about)
     with pytest.raises(InputError, match="tensor block_table is missing from the paged case"):
         read_case(tmp_path / "case")
 

@@ -15,9 +15,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .arrays import Array
+from .arrays import Array, dtype_name
 from .errors import InputError
+from .extensions import Extensions
 
+ABSENT: Any = None  # of a tensor that is there in every plain case
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
@@ -72,8 +74,12 @@ class AbsorbedCase(DenseCase):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PagedCase(Case):
+class PagedCase(Case, Extensions):
     """q [B, T, H, D] or [B, H, D], kv_cache [pages, block_size, D], block_table [B, max_blocks], seq_lens [B].
+
+    Such a case is plain; `extensions` names what makes another one more than that. kv_cache is then also
+    [num_blocks, block_size, KV, D], head h reading KV head h // (H // KV), or the bytes of a cache_format; q and
+    kv_cache may be e4m3; with topk_by "slot" block_table and seq_lens are None.
 
     Without page_ids, page i of kv_cache is block i. With page_ids [pages], it is block page_ids[i] of a cache of
     `num_blocks` blocks that are `block_stride` bytes apart: huge ids and strides without the gigabytes.
@@ -87,8 +93,8 @@ class PagedCase(Case):
 
     q: Array
     kv_cache: Array
-    block_table: Array
-    seq_lens: Array
+    block_table: Array = ABSENT
+    seq_lens: Array = ABSENT
     page_ids: Array | None = None
     softmax_scale: float
     head_dim_v: int
@@ -99,6 +105,21 @@ class PagedCase(Case):
     block_stride: int | None = None
     shards: int = 1
     shard_layout: str = "contiguous"
+
+    def __post_init__(self) -> None:
+        for name in ("block_table", "seq_lens"):
+            if getattr(self, name) is None and self.topk_by != "slot":
+                raise InputError(f"tensor {name} is missing from the paged case")
+
+    def conventions(self) -> dict[str, Any]:
+        unused = {f.name for f in dataclasses.fields(Extensions)} - set(self.set_extensions())
+        return {name: value for name, value in super().conventions().items() if name not in unused}
+
+    def extensions(self) -> tuple[str, ...]:
+        """What of the case is not plain: "num_kv_heads", a tensor in e4m3, the fields of Extensions in use."""
+        found = ["num_kv_heads"] if self.kv_cache.ndim == 4 else []
+        e4m3 = (name for name in ("q", "kv_cache") if dtype_name(name, getattr(self, name)) == "e4m3")
+        return (*found, *(f"e4m3 {name}" for name in e4m3), *self.set_extensions())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -165,6 +186,20 @@ def parse_positive(text: str) -> int:
     return int(text)
 
 
+def parse_count(text: str) -> int:
+    try:
+        return 0 if text == "0" else parse_positive(text)
+    except ValueError:
+        raise ValueError("an integer of 0 or more") from None
+
+
+def parse_bound(text: str) -> int:
+    try:
+        return -1 if text == "-1" else parse_count(text)
+    except ValueError:
+        raise ValueError("an integer of -1 or more") from None
+
+
 def parse_float(text: str) -> float:
     try:
         return float(text)
@@ -191,6 +226,19 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "block_stride": parse_positive,
     "shards": parse_positive,
     "shard_layout": parse_choice("contiguous", "interleaved"),
+    "topk_by": parse_choice("position", "slot"),
+    "topk_outside": parse_choice("error", "skip"),
+    "window_left": parse_bound,
+    "window_right": parse_bound,
+    "window_first": parse_count,
+    "softcap": parse_float,
+    "sinks_in_lse": parse_bool,
+    "value_offset": parse_count,
+    "q_scale": parse_float,
+    "output_scale": parse_float,
+    "lse_axes": parse_choice("BTH", "BHT"),
+    "cache_format": str,
+    "cache_reader": str,
     "pairing": parse_choice("interleaved", "neox"),
     "base": parse_float,
     "angles": parse_choice("recurrence", "power", "closed", "table"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from .cases import Case, PagedCase
 from .errors import InputError
+from .extensions import require_plain
 
 JSON = dict[str, Any]
 
@@ -240,6 +241,7 @@ def _plain(value: Any) -> Any:
 
 def result_shapes(case: Case) -> JSON:
     """The shape of every result of `case`."""
+    require_plain(case, "explain")
     match case:
         case PagedCase():
             rows = list(case.q.shape[:-1])
@@ -259,6 +261,7 @@ def result_shapes(case: Case) -> JSON:
 
 def _meaning(case: Case) -> list[str]:
     """The conventions of `case` as sentences."""
+    require_plain(case, "explain")
     match case:
         case PagedCase():
             width = case.q.shape[-1]

@@ -11,10 +11,12 @@ import numpy as np
 from .arrays import Array
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from .checks import widen
+from .extensions import require_plain
 
 
 def locate(case: Case, name: str, index: tuple[int, ...]) -> dict[str, Any]:
     """`index` of the result `name` in words: a dict of coordinates, the raw index, and all of it as `text`."""
+    require_plain(case, "a verdict")
     place: dict[str, Any] = {}
     if name.startswith("partial_"):
         place["rank" if isinstance(case, PagedCase) else "state"], index = index[0], index[1:]
@@ -67,6 +69,7 @@ def first_nonfinite_inputs(case: Case) -> list[dict[str, Any]]:
 
 
 def _visible(case: Case) -> Iterator[tuple[str, Array]]:
+    require_plain(case, "a verdict")
     if not isinstance(case, PagedCase):
         if not isinstance(case, (MergeCase, AppendCase)):
             yield from ((n, t) for n, t in case.tensors().items() if t.dtype.kind not in "iu")

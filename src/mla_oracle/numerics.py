@@ -19,6 +19,7 @@ from typing import Any
 from . import dtypes
 from .cases import Case, DenseCase, PagedCase
 from .errors import InputError
+from .extensions import require_plain
 
 ROUNDED = ("f32", "tf32", "bf16", "f16", "e4m3")
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -169,6 +170,7 @@ def _read(name: str, value: str) -> Any:
 
 def _stored(case: Case) -> tuple[str, str]:
     """The dtypes of the query and of the cached rows."""
+    require_plain(case, "numerics")
     match case:
         case PagedCase():
             return dtypes.name_of(case.q.dtype), dtypes.name_of(case.kv_cache.dtype)

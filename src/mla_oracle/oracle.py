@@ -14,6 +14,7 @@ from .backends import KERNELS, choose, machine
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from .checks import WIDE_FLOATS
 from .errors import InputError
+from .extensions import require_plain
 from .geometry import Geometry, Yarn
 from .shards import shard
 from .states import merge_states
@@ -50,6 +51,7 @@ def expected(
         case DenseCase():
             return {"out": _dense(case, precision=precision, backend=backend, threads=threads)}
         case PagedCase():
+            require_plain(case, f"backend {backend!r}")
             return _paged(case, precision=precision, backend=backend, threads=threads, kernel=kernel)
         case MergeCase():
             merged = merge_states(
@@ -78,6 +80,7 @@ def check_shapes(case: Case) -> None:
             for name, letters in DENSE_AXES.items():
                 axes.take(name, getattr(case, name), letters, WIDE_FLOATS)
         case PagedCase():
+            require_plain(case, "check_shapes")
             axes.take("q", case.q, "B H D" if case.q.ndim == 3 else "B T H D", WIDE_FLOATS)
             axes.take("kv_cache", case.kv_cache, "pages block_size D", WIDE_FLOATS)
             axes.take("block_table", case.block_table, "B max_blocks", ("i32",))
@@ -91,6 +94,7 @@ def backend_of(case: Case, backend: str = "auto") -> str:
             size = dense.multiply_adds(case.kind, _geometry(case), len(case.q_nope), len(case.c_kv))
             return choose(backend, size)
         case PagedCase():
+            require_plain(case, f"backend {backend!r}")
             return choose(backend, paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v))
     return backend if backend in KERNELS else "strict"
 
@@ -101,6 +105,7 @@ def kernel_of(case: Case, backend: str, kernel: str | None = None) -> str | None
         return None
     from .gpu.paged import kernel_of
 
+    require_plain(case, f"backend {backend!r}")
     return kernel_of(case.q, case.kv_cache, case.head_dim_v, machine(backend).arch, kernel)
 
 

@@ -23,6 +23,7 @@ from .arrays import Array
 from .cases import Case, DenseCase, PagedCase
 from .emulate import Choices, Problem, accumulate, attend, narrow
 from .errors import InputError
+from .extensions import require_plain
 from .noise import RMS, UNIT, Noise, coarser, drift, noise, walk
 from .numerics import Numerics
 from .paged import LOG2E
@@ -32,7 +33,8 @@ F32 = np.float32
 
 
 def parts_of(case: Case, numerics: Numerics) -> Requests | Heads:
-    """The parts of a case that has numerics. Raises InputError for one that has none."""
+    """The parts of a case that has numerics. Raises InputError, UnsupportedError."""
+    require_plain(case, "the budget")
     match case:
         case PagedCase():
             return Requests(case, numerics)

@@ -16,6 +16,7 @@ import numpy as np
 from .arrays import FLOATS, Array, Axes
 from .cases import PagedCase
 from .errors import InputError
+from .extensions import require_plain
 
 NOWHERE = 2147480000  # what a table holds past a request's length: an id no cache has
 SPARE_PAGES = 3
@@ -142,6 +143,7 @@ def sparse_cache(case: PagedCase) -> Array:
 
 
 def _check_pages(case: PagedCase) -> None:
+    require_plain(case, "page_ids")
     ids: Any = case.page_ids
     axes = Axes()
     axes.take("kv_cache", case.kv_cache, "pages block_size D", FLOATS)

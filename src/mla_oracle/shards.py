@@ -10,6 +10,7 @@ import numpy as np
 from .arrays import Array
 from .cases import PagedCase
 from .errors import InputError
+from .extensions import require_plain
 
 MAX_SHARDS = 4096
 
@@ -25,6 +26,7 @@ class Rank(NamedTuple):
 
 def shard(case: PagedCase, table: Array) -> list[Rank]:
     """The problem of each rank of `case`, whose block table in stored pages is `table`. Raises InputError."""
+    require_plain(case, "shards")
     if case.shards > MAX_SHARDS:
         raise InputError(f"shards is {case.shards}, expected at most {MAX_SHARDS}")
     q = case.q if case.q.ndim == 4 else case.q[:, None]

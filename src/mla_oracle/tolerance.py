@@ -20,6 +20,7 @@ from . import dtypes
 from .arrays import Array
 from .cases import AppendCase, Case, DenseCase, PagedCase, RopeCase
 from .errors import InputError
+from .extensions import require_plain
 
 UNIT_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
@@ -105,6 +106,7 @@ def rounding(case: Case, dtype: str) -> Rounding:
     Sums of D products and of n weighted rows in f32 lose at most (D + n) 2^-24. A case that only moves bytes rounds
     nothing.
     """
+    require_plain(case, "the derived tolerance")
     if isinstance(case, AppendCase):
         return Rounding(0.0, 0.0, 0.0)
     inputs = max(UNIT_ROUNDOFF.get(dtypes.name_of(tensor.dtype), 0.0) for tensor in case.tensors().values())

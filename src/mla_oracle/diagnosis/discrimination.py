@@ -15,6 +15,7 @@ from typing import Any
 
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
+from ..extensions import require_plain
 from ..mutants import Mutant
 from ..mutants.effect import effect
 from .measure import Measure
@@ -80,6 +81,7 @@ def discrimination(
 
     from ..oracle import expected
 
+    require_plain(case, "the mutants")
     right = dict(expected(case, precision="f64") if truth is None else truth)
     kinds = usual_kinds(case, right) if kinds is None else kinds
     right = {name: right[name] for name in kinds}

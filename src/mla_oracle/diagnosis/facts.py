@@ -17,6 +17,7 @@ import numpy as np
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
 from ..checks import widen
+from ..extensions import require_plain
 from ..locate import locate
 from ..metrics import nonfinite, of_rows
 from .attended import attended
@@ -38,6 +39,7 @@ def localise(
     case: Case, actual: Mapping[str, Array], truth: Mapping[str, Array], units: Mapping[str, Array]
 ) -> list[Fact]:
     """The facts that hold, the plain ones first. No fact where every row is within its budget."""
+    require_plain(case, "the diagnosis")
     wide = {name: widen(array, np.float64) for name, array in actual.items()}
     if not any((u > 1).any() for u in units.values()):
         return []

@@ -15,6 +15,7 @@ from ..cases import Case, PagedCase
 from ..checks import widen
 from ..compare import form
 from ..errors import InputError
+from ..extensions import require_plain
 from ..mutants import Mutant
 from ..mutants.temperature import FAMILY as TEMPERATURE
 from .facts import Fact, localise
@@ -106,6 +107,7 @@ def diagnose(
     """
     from ..oracle import expected
 
+    require_plain(case, "the diagnosis")
     given = {case.results[0]: actual_out, "lse": actual_lse, **(others or {})}
     actual = {name: as_array(name, value) for name, value in given.items() if value is not None}
     right = expected(case, precision="f64") if truth is None else truth

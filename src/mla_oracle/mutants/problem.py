@@ -12,6 +12,7 @@ import numpy as np
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
 from ..errors import InputError
+from ..extensions import require_plain
 from ..geometry import Geometry
 from ..oracle import check_shapes
 from ..paged import LOG2E, count_tokens
@@ -45,6 +46,7 @@ class Problem:
     shards: int
 
     def __init__(self, case: PagedCase | DenseCase):
+        require_plain(case, "the mutants")
         check_shapes(case)
         self.case = case
         self.paged = isinstance(case, PagedCase)

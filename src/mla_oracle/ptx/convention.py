@@ -24,6 +24,7 @@ from mla_oracle import dtypes
 from mla_oracle.arrays import Array
 from mla_oracle.cases import Case, DenseCase, PagedCase
 from mla_oracle.errors import InputError
+from mla_oracle.extensions import require_plain
 from mla_oracle.gpu.machine import Buffer
 from mla_oracle.ptx.interpreter import Interpreter
 
@@ -33,6 +34,7 @@ NUMBERS = {"i32": np.int32, "i64": np.int64, "u32": np.uint32, "u64": np.uint64,
 
 def default(case: Case) -> str:
     """The words for a kernel that follows the convention."""
+    require_plain(case, "ptx run")
     names = [*case.tensors(), *case.results]
     return " ".join([*names, PAGED]) if isinstance(case, PagedCase) else " ".join(names)
 
@@ -61,6 +63,7 @@ def arguments(
 def _tensors(case: Case | None) -> dict[str, Array]:
     if case is None:
         return {}
+    require_plain(case, "ptx run")
     if isinstance(case, PagedCase) and case.page_ids is not None:
         from mla_oracle.placement import sparse_cache
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..cases import Case, PagedCase
+from ..extensions import require_plain
 from ..geometry import Geometry
 from ..recipes import PagedRecipe, parse_id
 
@@ -90,6 +91,7 @@ def _within(wanted: tuple[int, ...], most: int) -> list[int]:
 
 def probes_like(case: Case) -> list[str]:
     """Small probes of the sizes of `case`, with a few heads."""
+    require_plain(case, "suites")
     if not isinstance(case, PagedCase):
         return []
     H, D = case.q.shape[-2:]

@@ -23,6 +23,7 @@ from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
 from ..checks import widen
 from ..errors import InputError, OracleError
+from ..extensions import require_plain
 from ..mutants import Mutant
 from .engines import EngineCrash, EngineHang, results_of
 from .outcome import Outcome, Report
@@ -123,6 +124,7 @@ def judge(name: str, case: Case, actual: dict[str, Array], numerics: Any, second
     from ..diagnosis.measure import Measure
     from ..oracle import expected
 
+    require_plain(case, "suites")
     truth = expected(case, precision="f64")
     declared = numerics if isinstance(case, (PagedCase, DenseCase)) else None
     try:

@@ -17,6 +17,7 @@ from mla_oracle import compare, dtypes, generate, oracle
 from mla_oracle.arrays import Array
 from mla_oracle.cases import AbsorbedCase, Case, DenseCase, NaiveCase, PagedCase
 from mla_oracle.errors import OracleError
+from mla_oracle.extensions import require_plain
 from mla_oracle.gpu import absorbed_mma, forms
 from mla_oracle.gpu.check.part import Bench
 from mla_oracle.gpu.check.report import Finding
@@ -145,6 +146,7 @@ def judge(bench: Bench, trial: Trial) -> Finding:
 
 def run(bench: Bench, case: Case, trial: Trial) -> dict[str, Array]:
     """The results of the case from the machine."""
+    require_plain(case, "gpu.check")
     if isinstance(case, DenseCase) and trial.kernel == "mma":
         out = np.empty((*case.q_nope.shape[:2], case.w_uv.shape[1]), np.float32)
         scale = case.softmax_scale or (case.q_nope.shape[2] + case.q_pe.shape[2]) ** -0.5
