@@ -14,6 +14,7 @@ _HOMES = {
     "append_kv": "append",
     "attend_absorbed": "dense",
     "attend_naive": "dense",
+    "decode": "canonical",
     "decode_paged": "paged",
     "merge_states": "states",
     "up_project": "dense",
@@ -42,6 +43,7 @@ __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from .append import append_kv as append_kv
+    from .canonical import decode as decode
     from .cases import Case as Case
     from .compare import Verdict as Verdict
     from .compare import check as check

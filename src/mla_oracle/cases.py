@@ -117,9 +117,12 @@ class PagedCase(Case, Extensions):
 
     def extensions(self) -> tuple[str, ...]:
         """What of the case is not plain: "num_kv_heads", a tensor in e4m3, the fields of Extensions in use."""
-        found = ["num_kv_heads"] if self.kv_cache.ndim == 4 else []
-        e4m3 = (name for name in ("q", "kv_cache") if dtype_name(name, getattr(self, name)) == "e4m3")
-        return (*found, *(f"e4m3 {name}" for name in e4m3), *self.set_extensions())
+        dense = self.cache_format is None
+        found = ["num_kv_heads"] if dense and self.kv_cache.ndim == 4 else []
+        for name in ("q", "kv_cache")[: 1 + dense]:
+            if dtype_name(name, getattr(self, name)) == "e4m3":
+                found.append(f"e4m3 {name}")
+        return (*found, *self.set_extensions())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -44,13 +44,18 @@ def number(name: str, value: object) -> float:
 
 
 def positive_scale(softmax_scale: object, precision: str) -> float:
-    scale = number("softmax_scale", softmax_scale)
+    return positive("softmax_scale", softmax_scale, precision)
+
+
+def positive(name: str, value: object, precision: str) -> float:
+    """`value`, positive and finite in the number type of `precision`, rounded to it."""
+    scale = number(name, value)
     if precision == "f32" and abs(scale) <= LARGEST["f32"]:
         scale = float(np.float32(scale))
     elif precision == "f32":
         scale = math.inf
     if not 0 < scale < math.inf:
-        raise InputError(f"softmax_scale is {softmax_scale}, expected a positive finite number")
+        raise InputError(f"{name} is {value}, expected a positive finite number")
     return scale
 
 

@@ -12,6 +12,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .arrays import Array
 from .errors import UnsupportedError
 
@@ -68,7 +70,11 @@ class Extensions:
     def set_extensions(self) -> dict[str, Any]:
         """The fields above that are in use, by name."""
         values = ((f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(Extensions))
-        return {name: x for name, x, default in values if (x is not None if default is None else x != default)}
+        return {
+            name: x
+            for name, x, default in values
+            if (x is not None if default is None else not (np.isscalar(x) and x == default))
+        }
 
     def extensions(self) -> tuple[str, ...]:
         """What of the case is not plain; a kind of case that has more says so."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import dense, paged, placement
+from . import canonical, dense, paged, placement
 from .append import append_kv
 from .arrays import Array, Axes
 from .backends import KERNELS, choose, machine
@@ -51,7 +51,8 @@ def expected(
         case DenseCase():
             return {"out": _dense(case, precision=precision, backend=backend, threads=threads)}
         case PagedCase():
-            require_plain(case, f"backend {backend!r}")
+            if case.extensions():
+                return canonical.attend(case, precision=precision, backend=backend, threads=threads)._asdict()
             return _paged(case, precision=precision, backend=backend, threads=threads, kernel=kernel)
         case MergeCase():
             merged = merge_states(
@@ -80,7 +81,9 @@ def check_shapes(case: Case) -> None:
             for name, letters in DENSE_AXES.items():
                 axes.take(name, getattr(case, name), letters, WIDE_FLOATS)
         case PagedCase():
-            require_plain(case, "check_shapes")
+            if case.extensions():
+                canonical.checked(case, "f64")
+                return
             axes.take("q", case.q, "B H D" if case.q.ndim == 3 else "B T H D", WIDE_FLOATS)
             axes.take("kv_cache", case.kv_cache, "pages block_size D", WIDE_FLOATS)
             axes.take("block_table", case.block_table, "B max_blocks", ("i32",))
@@ -94,7 +97,10 @@ def backend_of(case: Case, backend: str = "auto") -> str:
             size = dense.multiply_adds(case.kind, _geometry(case), len(case.q_nope), len(case.c_kv))
             return choose(backend, size)
         case PagedCase():
-            require_plain(case, f"backend {backend!r}")
+            if case.extensions():
+                if choose(backend, 0) != "strict":
+                    require_plain(case, f"backend {backend!r}")
+                return "strict"
             return choose(backend, paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v))
     return backend if backend in KERNELS else "strict"
 

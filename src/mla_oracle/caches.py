@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The caches of a paged case as numbers: dense rows, joined or split, of one or more KV heads, or a format's bytes.
+
+    cache = main_cache(case, "f64")
+    cache.read(slots)                   [KV, n, D]: slot = block * block_size + offset; no other row is touched
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .arrays import Array, Axes
+from .cases import PagedCase
+from .checks import number_type, widen
+from .errors import InputError
+
+SCALES = ("kv_scale", "kpe_scale", "ckv_scale")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """num_blocks blocks of block_size rows [D]. A format's rows are of one KV head."""
+
+    num_blocks: int
+    block_size: int
+    heads: int
+    width: int
+    precision: str
+    parts: tuple[Array, ...] = ()  # dense: [num_blocks, block_size, KV, .], a row is one after the other
+    tensors: dict[str, Array] | None = None  # of a format
+    format: str | None = None
+    reader: str | None = None
+
+    def read(self, slots: Array) -> Array:
+        """The rows at `slots` [n] in the number type of the precision, [KV, n, D] contiguous."""
+        real, _ = number_type(self.precision)
+        blocks, offsets = np.divmod(slots, max(1, self.block_size))
+        if self.tensors is not None:
+            from . import formats
+
+            read = formats.exact if self.precision == "f64" else formats.read
+            where = (blocks, offsets)
+            found = read(self.format, self.tensors, *where, block_size=self.block_size, reader=self.reader)
+            return np.ascontiguousarray(found)[None]
+        rows = [widen(part[blocks, offsets], real) for part in self.parts]  # [n, KV, .]
+        return np.ascontiguousarray(np.concatenate(rows, axis=-1).swapaxes(0, 1))
+
+
+def main_cache(case: PagedCase, precision: str) -> Cache:
+    """kv_cache, with kpe_cache beside it. Raises InputError."""
+    if case.cache_format is None and case.cache_reader is not None:
+        raise InputError(f"cache_reader is {case.cache_reader!r}, expected None without cache_format")
+    names = ("kpe_cache", *SCALES)
+    beside = {name: getattr(case, name) for name in names if getattr(case, name) is not None}
+    return _cache(case, "kv_cache", case.kv_cache, beside, precision)
+
+
+def extra_cache(case: PagedCase, precision: str, main: Cache) -> Cache | None:
+    """extra_kv_cache, whose rows are those of the main cache in form. Raises InputError."""
+    if case.extra_kv_cache is None:
+        if case.extra_kv_scale is not None:
+            raise InputError("extra_kv_scale is given, expected None without extra_kv_cache")
+        return None
+    beside = {} if case.extra_kv_scale is None else {"kv_scale": case.extra_kv_scale}
+    extra = _cache(case, "extra_kv_cache", case.extra_kv_cache, beside, precision)
+    if extra.width != main.width:
+        raise InputError(f"extra_kv_cache has rows of {extra.width} elements, expected {main.width} as the main cache")
+    if extra.heads != main.heads:
+        raise InputError(f"extra_kv_cache has {extra.heads} KV heads, expected {main.heads} as the main cache")
+    return extra
+
+
+def _cache(case: PagedCase, name: str, array: Array, beside: dict[str, Array], precision: str) -> Cache:
+    prefix = name.removesuffix("kv_cache")
+    if case.cache_format is not None:
+        from . import formats
+
+        tensors = {"kv_cache": array, **beside}
+        try:
+            formats.get(case.cache_format).reader_of(case.cache_reader)
+            num_blocks, block_size, width = formats.check(case.cache_format, tensors)
+        except InputError as error:
+            raise InputError(f"{prefix}{error}" if str(error).startswith("kv_") else str(error)) from None
+        form = (tensors, case.cache_format, case.cache_reader)
+        return Cache(num_blocks, _rows(name, block_size), 1, width, precision, (), *form)
+    for scale in SCALES:
+        if scale in beside:
+            raise InputError(f"{prefix}{scale} is given, expected None without cache_format")
+    allowed = (*number_type(precision)[1], "e4m3")
+    heads = "KV " if np.ndim(array) == 4 else ""
+    axes = Axes()
+    parts = [axes.take(name, array, f"num_blocks block_size {heads}D", allowed)]
+    if "kpe_cache" in beside:
+        parts.append(axes.take("kpe_cache", beside["kpe_cache"], f"num_blocks block_size {heads}R", allowed))
+    whole = tuple(part if heads else part[:, :, None] for part in parts)
+    width = axes["D"] + axes.get("R", 0)
+    if heads and axes["KV"] == 0:
+        raise InputError(f"{name} has 0 KV heads, expected 1 or more")
+    return Cache(axes["num_blocks"], _rows(name, axes["block_size"]), axes.get("KV", 1), width, precision, whole)
+
+
+def _rows(name: str, block_size: int) -> int:
+    if block_size == 0:
+        raise InputError(f"{name} has block_size 0, expected 1 or more")
+    return block_size

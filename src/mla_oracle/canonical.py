@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical problem: paged decode with every option of mla_oracle.extensions, in any combination.
+
+    out, lse = decode(q, kv_cache, table, lens, softmax_scale=s, head_dim_v=512, topk_indices=indices, sinks=sinks)
+
+`checked` reads a case and refuses contradictions, visible.py lists the keys of every query, caches.py reads their rows,
+reference/_attend.pyx attends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, Axes, as_array
+from .backends import choose
+from .caches import Cache, extra_cache, main_cache
+from .cases import PagedCase
+from .checks import choice, number, number_type, positive, positive_scale, thread_count, value_width, widen
+from .errors import InputError
+from .extensions import Extensions, require_plain
+from .geometry import check_integer, show
+from .paged import LOG2E, Attention, decode_paged
+from .queries import Queries, bias_of, queries_of
+from .visible import Seen, visible
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A case without contradictions, in the number type of a precision; N query rows."""
+
+    queries: Queries
+    q: Array  # [N, H, D]
+    main: Cache
+    extra: Cache | None
+    seen: Iterator[Seen]  # of each request in turn
+    bias: Array | None  # [N, H or 1, columns]
+    sinks: Array  # [H], -inf where there is none
+    scale: float
+    softcap: float  # 0: none
+    output_scale: float
+    value: slice  # of a row
+    lse_unit: float
+    empty_lse: float
+
+
+def decode(
+    q: object,
+    kv_cache: object,
+    block_table: object = None,
+    seq_lens: object = None,
+    *,
+    softmax_scale: float,
+    head_dim_v: int,
+    causal: bool = True,
+    lse_base: str = "e",
+    empty_lse: float = -math.inf,
+    precision: str = "f32",
+    backend: str = "auto",
+    threads: int | None = None,
+    **extensions: Any,
+) -> Attention:
+    """decode_paged with the fields of mla_oracle.extensions: selection, a second cache, window, bias, softcap, sinks,
+    ragged queries, several KV heads, e4m3, cache formats.
+
+    Arrays are on the CPU; q and dense caches may be e4m3. Without any extension it is decode_paged, with one it is
+    computed by "strict", which "auto" then means.
+
+    Returns Attention(out [*rows, head_dim_v], lse [*rows] with its axes in the order of `lse_axes`); rows are the axes
+    of q but the last, and both are f32, or f64 in precision "f64".
+    Raises InputError in one line for a bad argument or for two that contradict each other; UnsupportedError, which
+    names the extension, for another backend.
+    """
+    known = {f.name: str(f.type).startswith("Array") for f in dataclasses.fields(Extensions)}
+    for name in extensions:
+        if name not in known:
+            raise TypeError(f"decode() got an unexpected keyword argument {name!r}")
+    given: dict[str, Any] = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
+    given |= {name: value for name, value in extensions.items() if known[name]}
+    arrays = {name: as_array(name, value) for name, value in given.items() if value is not None}
+    conventions = {
+        "softmax_scale": softmax_scale,
+        "head_dim_v": head_dim_v,
+        "causal": causal,
+        "lse_base": lse_base,
+        "empty_lse": empty_lse,
+    }
+    options = {name: value for name, value in extensions.items() if not known[name]}
+    case = PagedCase(**arrays, **conventions, **options)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"precision": precision, "backend": backend, "threads": threads}
+    if case.extensions():
+        return attend(case, **how)
+    return decode_paged(case.q, case.kv_cache, case.block_table, case.seq_lens, **conventions, **how)  # type: ignore[arg-type]
+
+
+def attend(
+    case: PagedCase, *, precision: str = "f64", backend: str = "auto", threads: int | None = None
+) -> Attention:
+    """The results of a case, plain or not, by the strict loops. Raises InputError, UnsupportedError."""
+    from .reference import _attend
+
+    thread_count(threads)
+    if choose(backend, 0) != "strict":
+        require_plain(case, f"backend {backend!r}")
+        choice("backend", backend, ("auto", "strict"))
+    problem = checked(case, precision)
+    N, H, _ = problem.q.shape
+    real, _ = number_type(precision)
+    out = np.empty((N, H, problem.value.stop - problem.value.start), real)
+    lse = np.empty((N, H), real)
+    group = H // problem.main.heads
+    for b, seen in enumerate(problem.seen):
+        of_request = slice(*problem.queries.starts[b : b + 2])
+        rows, keys = gather(problem, seen)
+        bias = bias_at(problem, of_request, seen)
+        for g in range(problem.main.heads):
+            heads = slice(g * group, (g + 1) * group)
+            _attend.attend(
+                problem.q[of_request, heads],
+                rows[g],
+                seen.starts,
+                keys,
+                bias[heads],
+                problem.sinks[heads],
+                problem.scale,
+                problem.softcap,
+                case.sinks_in_lse,
+                problem.value.start,
+                problem.output_scale,
+                problem.lse_unit,
+                problem.empty_lse,
+                out[of_request, heads],
+                lse[of_request, heads],
+            )
+    out, lse = out.reshape(*case.q.shape[:-1], -1), lse.reshape(case.q.shape[:-1])
+    return Attention(out, np.ascontiguousarray(lse.swapaxes(1, 2)) if case.lse_axes == "BHT" else lse)
+
+
+def gather(problem: Problem, seen: Seen) -> tuple[Array, Array]:
+    """(rows [KV, n, D] that a request sees, each once, and which of them each of its keys is [M] i64)."""
+    rows, keys, count = [], np.empty(len(seen.slot), np.int64), 0
+    for s, cache in enumerate((problem.main, problem.extra)):
+        if cache is not None:
+            slots, found = np.unique(seen.slot[seen.source == s], return_inverse=True)
+            keys[seen.source == s] = found + count
+            rows.append(cache.read(slots))
+            count += len(slots)
+    return np.concatenate(rows, axis=1), keys
+
+
+def bias_at(problem: Problem, of_request: slice, seen: Seen) -> Array:
+    """The bias of every key of a request by head [H, M], 0 for the keys that have none."""
+    H, M, real = problem.q.shape[1], len(seen.slot), problem.q.dtype
+    if problem.bias is None:
+        return np.broadcast_to(np.zeros((), real), (H, M))
+    token = np.repeat(np.arange(len(seen.starts) - 1), np.diff(seen.starts))
+    main = seen.source == 0
+    found = np.zeros((problem.bias.shape[1], M), real)
+    found[:, main] = widen(problem.bias[of_request][token[main], :, seen.position[main]], real).T
+    return np.broadcast_to(found, (H, M))
+
+
+def checked(case: PagedCase, precision: str) -> Problem:
+    """The problem of a case. Raises InputError, UnsupportedError for page_ids and shards with an extension."""
+    real, allowed = number_type(precision)
+    if case.page_ids is not None:
+        require_plain(case, "page_ids")
+    if case.shards != 1:
+        require_plain(case, "shards")
+    for name in ("causal", "sinks_in_lse"):
+        if not isinstance(getattr(case, name), (bool, np.bool_)):
+            raise InputError(f"{name} is {show(getattr(case, name))}, expected True or False")
+    unit = 1.0 if choice("lse_base", case.lse_base, ("e", "2")) == "e" else LOG2E
+    queries = queries_of(case, (*allowed, "e4m3"))
+    if choice("lse_axes", case.lse_axes, ("BTH", "BHT")) == "BHT" and queries.axes != "B T":
+        raise InputError(f"lse_axes is 'BHT', expected 'BTH' where q is [{queries.axes}, H, D]")
+    main = main_cache(case, precision)
+    extra = extra_cache(case, precision, main)
+    H, D = case.q.shape[-2:]
+    if main.width != D:
+        raise InputError(f"q has rows of {D} elements, expected {main.width} as the keys")
+    if H % main.heads:
+        raise InputError(f"q has {H} heads, expected a multiple of {main.heads}, the KV heads of kv_cache")
+    V = value_width(case.head_dim_v, D)
+    offset = check_integer("value_offset", case.value_offset, least=0)
+    if offset + V > D:
+        raise InputError(f"value_offset is {offset}, expected 0 to {D - V}: a row has {D} elements, a value {V}")
+    bias = bias_of(case, queries)
+    return Problem(
+        queries=queries,
+        q=queries.flat(widen(case.q, real)),
+        main=main,
+        extra=extra,
+        seen=visible(case, queries, bias, main, extra),
+        bias=bias,
+        sinks=_sinks(case, H, real),
+        scale=_scale(case, precision),
+        softcap=0.0 if case.softcap is None else positive("softcap", case.softcap, precision),
+        output_scale=1.0 if case.output_scale is None else positive("output_scale", case.output_scale, precision),
+        value=slice(offset, offset + V),
+        lse_unit=unit,
+        empty_lse=number("empty_lse", case.empty_lse),
+    )
+
+
+def _scale(case: PagedCase, precision: str) -> float:
+    scale = positive_scale(case.softmax_scale, precision)
+    if case.q_scale is None:
+        return scale
+    product = number("softmax_scale", case.softmax_scale) * positive("q_scale", case.q_scale, precision="f64")
+    return positive("softmax_scale * q_scale", product, precision)
+
+
+def _sinks(case: PagedCase, num_heads: int, real: Any) -> Array:
+    if case.sinks is None:
+        return np.full(num_heads, -np.inf, real)
+    sinks = Axes(H=num_heads).take("sinks", case.sinks, "H", ("f32",))
+    for h in np.flatnonzero(np.isnan(sinks))[:1]:
+        raise InputError(f"sinks[{h}] is {sinks[h]}, expected a number or an infinity")
+    return np.ascontiguousarray(widen(sinks, real))
