@@ -3,7 +3,8 @@
 
 To add a format, add it to `_NUMPY` or `_ML_DTYPES`, to `TAGS` if a file can hold it, and to `LARGEST` if
 `round_to` can make it. The narrow floats are named after their fields: e4m3 has four bits of exponent and
-three of mantissa. ml_dtypes is imported when one of its formats is first asked for.
+three of mantissa; e4m3fnuz has another bias, no negative zero and one NaN. ml_dtypes is imported when one of
+its formats is first asked for.
 """
 
 from functools import cache
@@ -21,7 +22,7 @@ _NUMPY = {
     "bool": "bool",
 }
 _ML_DTYPES = {
-    "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+    "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz", "e5m2": "float8_e5m2",
     "e8m0": "float8_e8m0fnu", "e2m1": "float4_e2m1fn",
 }
 _NAME_OF = {numpy_name: name for name, numpy_name in (_NUMPY | _ML_DTYPES).items()}
@@ -30,7 +31,7 @@ _KNOWN = " ".join(_NAME_OF.values())
 # Tag of each name in a safetensors header. e2m1 has none: F4 packs two values a byte, in no stated order.
 TAGS = {
     "f64": "F64", "f32": "F32", "f16": "F16", "bf16": "BF16",
-    "e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "e8m0": "F8_E8M0",
+    "e4m3": "F8_E4M3", "e4m3fnuz": "F8_E4M3FNUZ", "e5m2": "F8_E5M2", "e8m0": "F8_E8M0",
     "i64": "I64", "i32": "I32", "i16": "I16", "i8": "I8",
     "u64": "U64", "u32": "U32", "u16": "U16", "u8": "U8",
     "bool": "BOOL",
@@ -40,7 +41,7 @@ TAGS = {
 LARGEST = {
     "f64": (2 - 2**-52) * 2.0**1023, "f32": (2 - 2**-23) * 2.0**127,
     "f16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127,
-    "e4m3": 448.0, "e5m2": 57344.0, "e8m0": 2.0**127, "e2m1": 6.0,
+    "e4m3": 448.0, "e4m3fnuz": 240.0, "e5m2": 57344.0, "e8m0": 2.0**127, "e2m1": 6.0,
 }
 
 # How a latent row may be stored; `reference/_common.pxd` numbers them in this order.
