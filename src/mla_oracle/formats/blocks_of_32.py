@@ -46,7 +46,7 @@ class Q80(Format):
     def fetch(self, tensors: Tensors, blocks: Array, offsets: Array, block_size: int | None) -> Parts:
         data = tiles(self.rows(tensors).view(np.uint8)[blocks, offsets], BLOCK_BYTES)  # [n, G, 34]
         scales = np.ascontiguousarray(data[..., :2]).view("<f2")[..., 0]
-        return Parts(data[..., 2:].reshape(len(data), -1), "i8", scales)
+        return Parts(data[..., 2:].reshape(len(data), BLOCK * data.shape[1]), "i8", scales)
 
     def scales_of(self, parts: Parts, reader: str) -> Array:
         return parts.scales.astype(F32)
