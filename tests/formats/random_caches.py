@@ -4,7 +4,11 @@
 import ml_dtypes
 import numpy as np
 
-KINDS = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz, "fp8_e5m2": ml_dtypes.float8_e5m2}
+KINDS = {
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
 WIDTH = {
     "fp8_ds_mla": 656, "aiter_v4": 512, "model1": 584, "v4.1": 528, "v4.1_fp4": 288,
     "nvfp4_ds_mla": 352, "nvfp4_sglang": 416, "q8_0": 102,

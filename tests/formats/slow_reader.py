@@ -2,7 +2,7 @@
 """What one row of a cache stands for, read byte by byte from the descriptions of the formats; slow, nothing vectorised.
 
 row(name, reader, tensors, block, offset) -> [D] floats, tensors as `formats.read` takes them. Floats are decoded from
-their fields; a product is exact in f64 (at most 4 + 24 bits) and rounded by `dtypes.round_to`, which has tests of its own.
+their fields; a product is exact in f64 (at most 4 + 24 bits) and rounded by `dtypes.round_to`, which has its own tests.
 """
 
 import math
@@ -105,7 +105,9 @@ def grouped(reader, tensors, block, offset):
     codes = row_bytes(tensors["kv_cache"], block, offset)
     tail = row_bytes(tensors["kpe_cache"], block, offset)
     kpe = float(np.asarray(tensors["kpe_scale"]).reshape(-1)[0])
-    latent = [product(e4m3(c), float(tensors["ckv_scale"][block, offset, i // 128]), reader) for i, c in enumerate(codes)]
+    latent = [
+        product(e4m3(c), float(tensors["ckv_scale"][block, offset, i // 128]), reader) for i, c in enumerate(codes)
+    ]
     return latent + [product(e4m3(c), kpe, "bf16") for c in tail]
 
 

@@ -45,10 +45,18 @@ def number(value):
             [0x00, 0x80, 0x01, 0x07, 0x08, 0x38, 0x3C, 0x7E, 0xFE, 0x7F, 0xFF],
             [0.0, -0.0, 2**-9, 7 * 2**-9, 2**-6, 1, 1.5, 448, -448, np.nan, np.nan],
         ),
-        ("fp8_e4m3fnuz", [0x00, 0x01, 0x08, 0x40, 0x44, 0x7F, 0xFF, 0x80], [0, 2**-10, 2**-7, 1, 1.5, 240, -240, np.nan]),
-        ("fp8_e5m2", [0x01, 0x04, 0x3C, 0x3E, 0x7B, 0x7C, 0xFC, 0x7D], [2**-16, 2**-14, 1, 1.5, 57344, np.inf, -np.inf, np.nan]),
+        (
+            "fp8_e4m3fnuz",
+            [0x00, 0x01, 0x08, 0x40, 0x44, 0x7F, 0xFF, 0x80],
+            [0, 2**-10, 2**-7, 1, 1.5, 240, -240, np.nan],
+        ),
+        (
+            "fp8_e5m2",
+            [0x01, 0x04, 0x3C, 0x3E, 0x7B, 0x7C, 0xFC, 0x7D],
+            [2**-16, 2**-14, 1, 1.5, 57344, np.inf, -np.inf, np.nan],
+        ),
     ],
-)  # fmt: skip
+)
 def test_codes_of_fp8(name, codes, values):
     data = np.array(codes, np.uint8)[None, None]
     found = one(name, data, kv_scale=number(0.5))
@@ -77,18 +85,20 @@ def test_per_token_scales_are_those_of_the_token():
     np.testing.assert_array_equal(found[:, 0], [3 * one_e5m2, 2 * one_e5m2, np.nan])
 
 
+def read_one(code, scale, readers=formats.get("fp8_e4m3").readers):
+    """The e4m3 code times the scale, by each reader."""
+    data = np.full((1, 1, 1), code, np.uint8)
+    return [one("fp8_e4m3", data, kv_scale=number(scale), reader=reader)[0] for reader in readers]
+
+
 def test_readers_of_one_scale_round_where_they_say():
-    # 1.5 * (1 + 2^-20): exact; f32 holds it; bf16 has 2^-7 steps there, so 1.5; f16 2^-10.
+    # 1.5 * (1 + 2^-20): f32 holds it; bf16 has steps of 2^-7 there, f16 of 2^-10.
     scale = 1 + 2.0**-20
-    data = np.full((1, 1, 1), 0x3C, np.uint8)
-    found = [one("fp8_e4m3", data, kv_scale=number(scale), reader=r)[0] for r in formats.get("fp8_e4m3").readers]
-    assert found == [1.5 * scale, 1.5 * scale, 1.5, 1.5, 1.5]
-    # 13 * (1 + 2^-23) needs 27 bits: 13 + 13 * 2^-23, where f32 has steps of 2^-20: 13 + 2 * 2^-20 is the nearest.
-    found = [one("fp8_e4m3", np.full((1, 1, 1), 0x55, np.uint8), kv_scale=number(1 + 2.0**-23), reader=r)[0] for r in ("fold", "f32")]  # fmt: skip
-    assert found == [13 + 13 * 2.0**-23, 13 + 2 * 2.0**-20]
-    # The scale 1 + 3 * 2^-9 is 1 + 2^-7 in bf16 (steps of 2^-7, its half is 2 * 2^-9).
-    found = [one("fp8_e4m3", np.full((1, 1, 1), 0x38, np.uint8), kv_scale=number(1 + 3 * 2.0**-9), reader="bf16")[0]]
-    assert found == [1 + 2.0**-7]
+    assert read_one(0x3C, scale) == [1.5 * scale, 1.5 * scale, 1.5, 1.5, 1.5]
+    # 13 * (1 + 2^-23) needs 27 bits: f32 has steps of 2^-20 there, and 13 * 2^-23 is nearest to two of them.
+    assert read_one(0x55, 1 + 2.0**-23, ("fold", "f32")) == [13 + 13 * 2.0**-23, 13 + 2 * 2.0**-20]
+    # In bf16 the scale 1 + 3 * 2^-9 is 1 + 2^-7.
+    assert read_one(0x38, 1 + 3 * 2.0**-9, ("bf16",)) == [1 + 2.0**-7]
 
 
 def test_flashinfer_split_row():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading random bytes, NaN codes and all, agrees bit for bit with the slow reader; how the array lies changes nothing."""
+"""Random bytes, NaN codes and all, read bit for bit as by the slow reader; how the array lies changes nothing."""
 
 import subprocess
 import sys
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from random_caches import PAGES, backwards, gaps, one_head, page_gaps, tensors, unaligned
 from slow_reader import row
 

@@ -69,7 +69,7 @@ class Q80(Format):
         data = np.empty((*tiled.shape[:-1], BLOCK_BYTES), np.uint8)
         data[..., :2] = stored[..., None].view(np.uint8)
         data[..., 2:] = np.clip(whole, -128, 127).astype(np.int8).view(np.uint8)
-        return {"kv_cache": data.reshape(*rows.shape[:2], -1)}
+        return {"kv_cache": data.reshape(*rows.shape[:2], BLOCK_BYTES * tiled.shape[2])}
 
 
 def _halves_away(x: Array) -> Array:
