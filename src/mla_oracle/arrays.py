@@ -124,6 +124,12 @@ def _split(letters: str) -> tuple[str, ...]:
     return tuple(letters.split())
 
 
+def address(array: Array) -> int:
+    """Where the first element of `array` is."""
+    where: int = array.__array_interface__["data"][0]
+    return where
+
+
 def aligned(array: Array) -> Array:
     """`array`, or a copy of it where its elements lie at addresses that C does not read them from."""
     return array if array.flags.aligned else array.copy()

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,18 @@ def value_width(head_dim_v: object, width: int) -> int:
             f"head_dim_v is {show(int(head_dim_v))}, expected 1 to {width}, the width of a kv_cache row"
         )
     return int(head_dim_v)
+
+
+@contextmanager
+def arguments_named(**names: str) -> Iterator[None]:
+    """An InputError raised inside names arguments by names[...]: `with arguments_named(indptr="kv_indptr")`."""
+    try:
+        yield
+    except InputError as error:
+        import re
+
+        text = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))
+        raise InputError(text) from None
 
 
 def thread_count(threads: object) -> int | None:
