@@ -62,6 +62,8 @@ def test_slices_that_are_apart_or_of_other_rows_are_joined_to_a_new_array():
     assert not is_view(apart, rows) and apart.tolist() == rows[:, [0, 1, 2, 3, 5, 6]].tolist()
     shifted = join(rows[:-1, :4], rows[1:, 4:])
     assert shifted.tolist() == np.concatenate([rows[:-1, :4], rows[1:, 4:]], axis=1).tolist()
+    spread = numbered(4, 9)
+    assert join(spread[:2, :4], spread[::2, 4:6]).tolist() == [[0, 1, 2, 3, 4, 5], [9, 10, 11, 12, 22, 23]]
     same, backwards = join(rows[:, :4], rows[:, 4:]), join(rows[:, 4:], rows[:, :4])
     assert is_view(same, rows) and not is_view(backwards, rows)
 
@@ -177,6 +179,7 @@ def test_bytes_are_read_as_another_dtype_in_place():
 
 
 BF16 = ml_dtypes.bfloat16
+WHOLE = numbered(4, 9)
 BAD = [
     (lambda: join(numbered(2, 4), numbered(2, 2, kind=BF16)), "rope is bf16, expected f32 as latent is"),
     (lambda: join(numbered(2, 4), numbered(3, 2)), "rope is [3, 2], expected [2, 'R'] as latent is [2, 4]"),
@@ -206,6 +209,12 @@ BAD = [
     (lambda: tokens_as_blocks(numbered(4, 5)), "kv_cache is [4, 5], expected [P, S, D]"),
     (lambda: blocks_of_tokens(numbered(10, 1, 5), 4),
      "kv_cache is [10, 1, 5], expected [tokens, 1, D], tokens a multiple of 4"),
+    (lambda: value_columns(WHOLE[::2], WHOLE[:2, :2]),
+     "values [2, 2] is no view of columns of kv_cache [2, 9], expected kv_cache[..., a:b]"),
+    (lambda: value_columns(WHOLE[:, :4], WHOLE[:, 3:5]),
+     "values [4, 2] is no view of columns of kv_cache [4, 4], expected kv_cache[..., a:b]"),
+    (lambda: value_columns(WHOLE[:, 2:], WHOLE[:, 1:4]),
+     "values [4, 3] is no view of columns of kv_cache [4, 7], expected kv_cache[..., a:b]"),
     (lambda: value_columns(numbered(2, 4), numbered(2, 2)),
      "values [2, 2] is no view of columns of kv_cache [2, 4], expected kv_cache[..., a:b]"),
     (lambda: value_columns(numbered(2, 4, kind=BF16), numbered(2, 2)),

@@ -51,6 +51,11 @@ def test_a_request_without_pages_may_have_any_last_page_length():
         assert from_csr_pages(**PAGES, last_page_len=i32(1, last, 1)).seq_lens.tolist() == [5, 0, 9]
 
 
+def test_a_request_of_no_token_is_written_with_no_page_and_a_last_page_length_of_0():
+    pages = to_csr_pages(i32(7, 3, 9, 9, 1, 9).reshape(3, 2), i32(5, 0, 4), block_size=4)
+    assert [array.tolist() for array in pages] == [[0, 2, 2, 3], [7, 3, 1], [1, 0, 4]]
+
+
 def test_csr_tokens_are_pages_of_one_token():
     alike(from_csr_tokens(i32(0, 3, 3, 4), i32(8, 2, 5, 8)), [[8, 2, 5], [-1, -1, -1], [8, -1, -1]], [3, 0, 1])
 

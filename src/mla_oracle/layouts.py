@@ -134,7 +134,7 @@ def lse_from_canonical(lse: object, axes: str) -> Array:
 def lse_in_base(lse: object, *, given: str, wanted: str, empty_lse: float = -math.inf) -> Array:
     """lse in base `given` ("e" or "2") in base `wanted`, computed in f64, in its own dtype.
 
-    What is `empty_lse` (a sentinel such as -1e30) or not finite stays.
+    What is `empty_lse`, a sentinel such as -1e30, stays.
     """
     array = as_array("lse", lse)
     if dtype_name("lse", array) not in ("f32", "f64"):
@@ -143,8 +143,8 @@ def lse_in_base(lse: object, *, given: str, wanted: str, empty_lse: float = -mat
     if choice("given", given, ("e", "2")) == choice("wanted", wanted, ("e", "2")):
         return array
     unit = math.log2(math.e) if wanted == "2" else math.log(2)
-    stays = ~np.isfinite(array) | (array == empty)
-    return np.where(stays, array, np.where(stays, 0, array).astype(np.float64) * unit).astype(array.dtype)
+    with np.errstate(over="ignore"):
+        return np.where(array == empty, array, (array * np.float64(unit)).astype(array.dtype))
 
 
 def _lse(lse: object, axes: str) -> Array:
