@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_oracle import InputError, generate
-from mla_oracle.inputs import MAX_BYTES
+from mla_oracle.draws import MAX_BYTES
 from mla_oracle.presets import PRESETS
 from mla_oracle.recipes import (
     DENSE_INPUTS,
@@ -64,6 +64,22 @@ FIELDS = {
         "unread": st.sampled_from(["nan", "numbers"]),
         "shards": sizes,
         "shard_layout": st.sampled_from(["contiguous", "interleaved"]),
+        "window": optional(st.lists(st.integers(-1, 2**31 - 1), min_size=1, max_size=2).map(tuple)),
+        **dict.fromkeys(("first", "kpe", "value_offset"), st.integers(0, 2**31 - 1)),
+        "bias": optional(st.sampled_from(["normal", "mask", "alibi"])),
+        **dict.fromkeys(("topk", "extra_topk"), optional(sizes)),
+        **dict.fromkeys(("extra_block", "kv_heads"), sizes),
+        "topk_by": st.sampled_from(["position", "slot"]),
+        "topk_outside": st.sampled_from(["error", "skip"]),
+        "topk_length": optional(st.sampled_from(["request", "query"])),
+        "invalid": st.sampled_from(["none", "some", "rows"]),
+        **dict.fromkeys(("duplicates", "sinks_in_lse"), st.booleans()),
+        **dict.fromkeys(("extra", "ragged"), optional(lists | runs)),
+        **dict.fromkeys(("softcap", "q_scale", "output_scale"), optional(positive)),
+        "sinks": optional(st.sampled_from(["normal", "infinite"])),
+        "lse_axes": st.sampled_from(["BTH", "BHT"]),
+        "q_dtype": optional(st.sampled_from(["f32", "f16", "bf16", "e4m3"])),
+        **dict.fromkeys(("format", "writer", "reader"), optional(st.from_regex(r"\A[A-Za-z0-9_.]{1,20}\Z"))),
     },
     MergeRecipe: {**dict.fromkeys(("states", "rows", "heads", "value"), sizes), **LSE},
     RopeRecipe: {
@@ -122,8 +138,8 @@ def test_an_id_has_one_canonical_spelling(text, canonical):
         ("", "is of kind '', expected naive, absorbed, paged, merge, rope, append"),
         ("page:seed=1", "is of kind 'page', expected"),
         ("PAGED:seed=1", "is of kind 'PAGED', expected"),
-        ("paged:seed=1,", "has '', expected key=value with key block, causal"),
-        ("paged:seeds=1", "has 'seeds=1', expected key=value with key block"),
+        ("paged:seed=1,", "has '', expected key=value with key bias, block"),
+        ("paged:seeds=1", "has 'seeds=1', expected key=value with key bias"),
         ("paged:seed", "has 'seed', expected key=value"),
         ("paged:nope=1", "has 'nope=1', expected key=value"),
         ("paged:kind=naive", "has 'kind=naive', expected key=value"),

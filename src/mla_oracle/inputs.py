@@ -1,33 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipe -> case: the arrays of a generated problem, the same on every machine.
+"""Recipe -> case: the arrays of a generated problem, the same on every machine; paged ones in paged_inputs.py.
 
-Numbers come from a counter-based generator keyed by (seed, name of the tensor), except for the two that reproduce
-published tests: "xorshift" (dense forms) and "lcg" (paged). Slots nobody may read hold NaN, table entries past a
-request's length an id that exists nowhere, unless `unread` says numbers.
-
-Families of paged inputs, for unit-normal rows k and queries q:
-    normal    as they are                       peaked    q x 8: one key takes nearly all the weight
-    flat      q = 0: lse = log(visible)         position  flat, and every value is a code of its position
-    onehot    head h reads one element of k     tailed    q and k cubed: rare large scores
-    rising    the score grows with every token, so that each moves the maximum (as far as the dtype tells them apart)
+Numbers come from a counter-based generator (draws.py), except for the two that reproduce published tests: "xorshift"
+(dense forms) and "lcg" (paged).
 """
 
 from __future__ import annotations
-
-import math
-import os
 
 import numpy as np
 
 from . import _generators, dtypes
 from .arrays import Array
-from .cases import AbsorbedCase, AppendCase, Case, MergeCase, NaiveCase, PagedCase, RopeCase
+from .cases import AbsorbedCase, AppendCase, Case, MergeCase, NaiveCase, RopeCase
+from .draws import empty, normal, permutation
 from .errors import InputError
-from .placement import SPARE_ENTRIES, count_pages, place_pages
+from .paged_inputs import paged
 from .recipes import AppendRecipe, DenseRecipe, MergeRecipe, PagedRecipe, Recipe, RopeRecipe, parse_id
-
-# Half of this machine's memory: the numbers and their stored dtype.
-MAX_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def generate(recipe: Recipe | str) -> Case:
@@ -37,7 +25,7 @@ def generate(recipe: Recipe | str) -> Case:
         case DenseRecipe():
             return _dense(recipe)
         case PagedRecipe():
-            return _paged(recipe)
+            return paged(recipe)
         case MergeRecipe():
             return _merge(recipe)
         case RopeRecipe():
@@ -45,32 +33,6 @@ def generate(recipe: Recipe | str) -> Case:
         case AppendRecipe():
             return _append(recipe)
     raise TypeError(f"no such recipe: {recipe!r}")
-
-
-def normal(seed: int, name: str, *shape: int) -> Array:
-    """Unit normals (sums of twelve 16-bit uniforms, within +-6), f32, for the tensor `name`."""
-    out = _empty(*shape)
-    _generators.normal(_key(seed, name), out.reshape(-1))
-    return out
-
-
-def permutation(seed: int, name: str, n: int) -> Array:
-    """A permutation of range(n)."""
-    words = np.empty(n, np.uint64)
-    _generators.words(_key(seed, name), 0, words)
-    return np.argsort(words, kind="stable")
-
-
-def _key(seed: int, name: str) -> int:
-    import hashlib
-
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little")
-
-
-def _empty(*shape: int) -> Array:
-    if math.prod(shape) * 4 > MAX_BYTES:
-        raise InputError(f"a tensor of {list(shape)} f32 is too large to generate, expected at most {MAX_BYTES} bytes")
-    return np.empty(shape, np.float32)
 
 
 def _dense(recipe: DenseRecipe) -> Case:
@@ -96,7 +58,7 @@ def _dense(recipe: DenseRecipe) -> Case:
     for name, shape in shapes.items():
         scale = float(weight_scale) if name.startswith("w_") else 1.0
         if recipe.inputs == "xorshift":
-            tensors[name] = _empty(*shape)
+            tensors[name] = empty(*shape)
             state = _generators.xorshift(state, scale, tensors[name].reshape(-1))
         else:
             tensors[name] = normal(recipe.seed, name, *shape) * np.float32(scale)
@@ -107,88 +69,6 @@ def _dense(recipe: DenseRecipe) -> Case:
     cls = NaiveCase if recipe.kind == "naive" else AbsorbedCase
     stored = {name: dtypes.round_to(tensor, recipe.dtype) for name, tensor in tensors.items()}
     return cls(id=str(recipe), softmax_scale=softmax_scale, **stored)
-
-
-def _paged(recipe: PagedRecipe) -> PagedCase:
-    H = recipe.size("heads", lambda g: g.num_heads)
-    D = recipe.size("row", lambda g: g.latent_dim)
-    V = recipe.size("value", lambda g: g.kv_lora_rank)
-    geometry = recipe.preset()
-    scale = recipe.scale
-    if scale is None:
-        if geometry is None:
-            raise InputError(f"case id {str(recipe)!r} has neither scale nor geometry, expected one of them")
-        scale = geometry.softmax_scale
-    if V > D:
-        raise InputError(f"case id {str(recipe)!r} has value={V}, expected at most row={D}")
-
-    lens = np.array(recipe.lens, np.int32)
-    kv = _empty(count_pages(lens, recipe.block, recipe.pages), recipe.block, D)
-    pages = place_pages(lens, recipe.block, recipe.pages, lambda n: permutation(recipe.seed, "pages", n))
-    T = recipe.tokens or 1
-    if recipe.inputs == "lcg":
-        q = _empty(len(lens), T, H, D)
-        _generators.lcg(recipe.seed & 0xFFFFFFFF, kv.reshape(-1))
-        _generators.lcg((recipe.seed + 7919) & 0xFFFFFFFF, q.reshape(-1))
-    else:
-        q, rows = _paged_rows(recipe, lens, T, H, D, V, scale)
-        kv[:] = np.nan
-        kv.reshape(-1, D)[pages.row_of_token] = rows
-    kv.reshape(-1, D)[pages.unread_rows] = np.nan
-    if recipe.unread == "numbers":
-        unread = np.isnan(kv.reshape(-1, D)).all(axis=1)
-        kv.reshape(-1, D)[unread] = normal(recipe.seed, "unread", int(unread.sum()), D)
-
-    kv = dtypes.round_to(kv, recipe.dtype)
-    q = dtypes.round_to(q, recipe.dtype)
-    page_bytes = recipe.block * D * kv.itemsize
-    ids, num_blocks, stride = pages.apart(page_bytes, recipe.pages)
-    return PagedCase(
-        id=str(recipe),
-        q=q if recipe.tokens else q[:, 0],
-        kv_cache=kv,
-        block_table=pages.table(ids, spare=0 if recipe.unread == "nan" else SPARE_ENTRIES),
-        seq_lens=lens,
-        page_ids=ids,
-        num_blocks=num_blocks,
-        block_stride=stride,
-        softmax_scale=scale,
-        head_dim_v=V,
-        causal=recipe.causal,
-        lse_base=recipe.lse_base,
-        empty_lse=recipe.empty_lse,
-        shards=recipe.shards,
-        shard_layout=recipe.shard_layout,
-    )
-
-
-def _paged_rows(
-    recipe: PagedRecipe, lens: Array, T: int, H: int, D: int, V: int, scale: float
-) -> tuple[Array, Array]:
-    """q [B, T, H, D] and the rows of every token in order [sum(lens), D]."""
-    q = normal(recipe.seed, "q", len(lens), T, H, D)
-    rows = normal(recipe.seed, "kv_cache", int(lens.sum()), D)
-    position = np.concatenate([np.arange(n) for n in lens] or [np.arange(0)]).astype(np.float32)
-    match recipe.inputs:
-        case "peaked":
-            q *= 8
-        case "flat":
-            q[:] = 0
-        case "position":
-            q[:] = 0
-            rows[:, :V] = (position[:, None] + np.arange(V, dtype=np.float32)) % 251 / 16
-        case "onehot":
-            q[:] = 0
-            head = np.arange(H)
-            q[:, :, head, head * 37 % D] = 4 / scale
-        case "tailed":
-            q, rows = q**3 / 4, rows**3 / 4
-        case "rising":
-            # One direction shared by every query; its coordinate grows by 1/2 in score with every token.
-            q[:] = 0
-            q[..., D - 1] = 1 / scale
-            rows[:, D - 1] = position / 2
-    return q, rows
 
 
 def _merge(recipe: MergeRecipe) -> MergeCase:

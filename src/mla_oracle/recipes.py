@@ -11,15 +11,15 @@ joined by `+`, and `256x4` is 256 four times. Nothing in an id needs quoting in 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .cases import format_convention, parse_bool, parse_choice, parse_float, parse_positive
+from .cases import parse_choice
 from .errors import InputError
 from .geometry import Geometry
+from .recipe_text import PARSERS, format_field, parse_size
 
 DENSE_INPUTS = ("normal", "xorshift")
 PAGED_INPUTS = ("normal", "peaked", "flat", "position", "onehot", "tailed", "rising", "lcg")
@@ -36,7 +36,7 @@ class Recipe:
 
     def __str__(self) -> str:
         given = [
-            f"{f.name}={_format(value)}"
+            f"{f.name}={format_field(value)}"
             for f in dataclasses.fields(self)
             if (value := getattr(self, f.name)) != f.default
         ]
@@ -87,6 +87,17 @@ class PagedRecipe(Recipe):
     of their own size between them), or huge (ids and byte strides beyond 32 bits). scale: a number, or the geometry's.
     `unread`: "nan" in slots nobody may read and table entries that exist nowhere, or "numbers" and pages that exist, so
     that what a wrong kernel reads there can be told.
+
+    Beyond the plain problem, each on its own:
+    keys      `window` left or left+right, `first` kept tokens; `bias` normal, mask or alibi (per head);
+              `topk` indices a query by `topk_by`, shuffled, with -1 anywhere (`invalid`: rows, and every third query
+              selects nothing; none, and -1 only follows too few keys), `duplicates`, `topk_length` per request or
+              query with garbage beyond, `topk_outside` skip with indices that are too large;
+              `extra` lens of a second cache with pages of `extra_block` and `extra_topk` indices.
+              By slot nothing is causal. Rows that no query sees are unread.
+    scores    `softcap`; `sinks` normal, or infinite ones among them
+    layout    `ragged` query tokens of each request; `kv_heads`; `kpe` columns in a cache of their own; `value_offset`
+    numbers   `q_dtype`, `q_scale`, `output_scale`; `format` of the cache by a `writer` and a `reader` (formats/)
     """
 
     kind = "paged"
@@ -105,6 +116,62 @@ class PagedRecipe(Recipe):
     unread: str = "nan"
     shards: int = 1
     shard_layout: str = "contiguous"
+    window: tuple[int, ...] | None = None
+    first: int = 0
+    bias: str | None = None
+    topk: int | None = None
+    topk_by: str = "position"
+    topk_outside: str = "error"
+    topk_length: str | None = None
+    invalid: str = "some"
+    duplicates: bool = False
+    extra: tuple[int, ...] | None = None
+    extra_topk: int | None = None
+    extra_block: int = 16
+    softcap: float | None = None
+    sinks: str | None = None
+    sinks_in_lse: bool = False
+    ragged: tuple[int, ...] | None = None
+    kv_heads: int = 1
+    kpe: int = 0
+    value_offset: int = 0
+    lse_axes: str = "BTH"
+    q_dtype: str | None = None
+    q_scale: float | None = None
+    output_scale: float | None = None
+    format: str | None = None
+    writer: str | None = None
+    reader: str | None = None
+
+    def check(self) -> None:
+        """Raise InputError for fields that say nothing, or that contradict each other."""
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        for name, needed in NEEDED.items():
+            if getattr(self, name) != defaults[name] and getattr(self, needed) == defaults[needed]:
+                raise InputError(f"case id {str(self)!r} has {name} without {needed}")
+        for name, other, why in CONTRADICTIONS:
+            if getattr(self, name) != defaults[name] and getattr(self, other) != defaults[other]:
+                raise InputError(f"case id {str(self)!r} has {name} and {other}: {why}")
+
+
+# A field of a paged id that says nothing without another, and two that contradict each other.
+NEEDED = {
+    **dict.fromkeys(("topk_by", "topk_outside", "topk_length", "invalid", "duplicates", "extra"), "topk"),
+    **dict.fromkeys(("extra_topk", "extra_block"), "extra"),
+    **dict.fromkeys(("writer", "reader"), "format"),
+    "sinks_in_lse": "sinks",
+    "lse_axes": "tokens",
+}
+CONTRADICTIONS = (
+    ("window", "topk_by", "by slot there are no positions"),
+    ("first", "topk_by", "by slot there are no positions"),
+    ("bias", "topk_by", "by slot there are no positions"),
+    ("bias", "extra", "the tokens of the second cache have no bias"),
+    ("ragged", "tokens", "one of them counts the query tokens"),
+    ("format", "kpe", "a format says itself whether it is split"),
+    ("format", "kv_heads", "a format has one head"),
+    ("extra", "kv_heads", "the second cache has one head"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,59 +243,4 @@ def parse_id(text: str) -> Recipe:
 def _parser(cls: type[Recipe], name: str) -> Callable[[str], Any]:
     if name == "inputs":
         return parse_choice(*(PAGED_INPUTS if cls is PagedRecipe else DENSE_INPUTS))
-    return PARSERS.get(name, _parse_size)
-
-
-def _parse_size(text: str) -> int:
-    if (size := parse_positive(text)) >= 2**31:
-        raise ValueError("a positive integer below 2^31")
-    return size
-
-
-def _parse_natural(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) >= 2**64:
-        raise ValueError("an integer from 0 to 2^64 - 1")
-    return int(text)
-
-
-def _parse_scale(text: str) -> float:
-    if not 0 < (scale := parse_float(text)) < math.inf:
-        raise ValueError("a positive finite number")
-    return scale
-
-
-def _parse_naturals(text: str) -> tuple[int, ...]:
-    parts = []
-    for part in text.split("+") if text else ():
-        value, x, times = part.partition("x")
-        parts.append((_parse_natural(value), _parse_natural(times) if x else 1))
-    if sum(times for _, times in parts) > 1_000_000 or any(value >= 2**31 for value, _ in parts):
-        raise ValueError("at most 1000000 integers below 2^31")
-    return tuple(value for value, times in parts for _ in range(times))
-
-
-def _format(value: Any) -> str:
-    if isinstance(value, tuple):
-        runs = [(v, len(list(run))) for v, run in itertools.groupby(value)]
-        return "+".join(f"{v}x{n}" if n > 1 else str(v) for v, n in runs)
-    return format_convention(value)
-
-
-PARSERS: dict[str, Callable[[str], Any]] = {
-    "geometry": str,
-    "dtype": parse_choice("f32", "f16", "bf16"),
-    "seed": _parse_natural,
-    "rope": _parse_natural,
-    "lens": _parse_naturals,
-    "positions": _parse_naturals,
-    "scale": _parse_scale,
-    "base": _parse_scale,
-    "causal": parse_bool,
-    "lse_base": parse_choice("e", "2"),
-    "empty_lse": parse_float,
-    "unread": parse_choice("nan", "numbers"),
-    "pages": parse_choice("shuffled", "descending", "huge", "strided"),
-    "shard_layout": parse_choice("contiguous", "interleaved"),
-    "pairing": parse_choice("interleaved", "neox"),
-    "angles": parse_choice("recurrence", "power", "closed", "table"),
-}
+    return PARSERS.get(name, parse_size)
