@@ -7,14 +7,19 @@ answer, or waits for an interpreter, says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from .arrays import as_array
 from .checks import choice
 from .errors import InputError, UnsupportedError
 from .geometry import show
 
 if TYPE_CHECKING:
+    from .gpu.device import Device
     from .gpu.machine import Machine
 
 BACKENDS = ("auto", "strict", "fast", "cuda", "ptx")
@@ -46,6 +51,29 @@ def refuse_stream(stream: object) -> None:
     """Raise InputError for a stream, where the arrays are not on a GPU."""
     if stream is not None:
         raise InputError(f"stream is {show(stream)}, expected None without arrays on a GPU and backend 'cuda'")
+
+
+def place(
+    backend: str, precision: str, stream: object, arrays: Mapping[str, object], *movable: str
+) -> tuple[Device | None, dict[str, Any]]:
+    """The GPU that `arrays` lie on and the arrays there, for backend "cuda"; else None, and numpy arrays.
+
+    If one is on a GPU, those in `movable` alone may be numpy's. Raises InputError, UnsupportedError.
+    """
+    if backend == "cuda":
+        from .gpu import calls
+
+        if calls.any_foreign(*arrays.values()):
+            if precision != "f32":
+                raise UnsupportedError("arrays on a GPU are computed in precision 'f32'")
+            return calls.place(arrays, movable, stream)
+    refuse_stream(stream)
+    return None, {name: as_array(name, array) for name, array in arrays.items()}
+
+
+def empty(device: Device | None, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array to be filled on `device`, or of numpy's."""
+    return (device or np).empty(shape, dtype)
 
 
 def machine(backend: str, precision: str = "f32", threads: int | None = None) -> Machine:

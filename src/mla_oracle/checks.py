@@ -31,7 +31,9 @@ def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 
 def widen(array: Array, real: Any) -> Array:
-    """`array` in the number type `real`, aligned: itself where it is that already."""
+    """`array` in the number type `real`, aligned: itself where it is that already, or lies on a GPU."""
+    if not isinstance(array, np.ndarray):
+        return array
     with np.errstate(invalid="ignore"):  # a signalling NaN
         return aligned(array.astype(real, copy=False))
 

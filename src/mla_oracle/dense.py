@@ -10,15 +10,18 @@ inputs as stored and is the truth that errors are measured from. "auto" takes th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .arrays import Array, Axes, dtype_name
-from .backends import KERNELS, choose, choose_kernels, machine
+from .backends import KERNELS, choose, choose_kernels, empty, machine, place
 from .checks import number_type, positive_scale, thread_count, widen
 from .errors import InputError
 from .geometry import Geometry, show
+
+if TYPE_CHECKING:
+    from .gpu.device import Device
 
 
 def attend_naive(
@@ -35,6 +38,7 @@ def attend_naive(
     backend: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    stream: object = None,
 ) -> Array:
     """Attention over keys and values decompressed from the latent cache.
 
@@ -42,20 +46,20 @@ def attend_naive(
     (rope applied), w_uk [H, P, L], w_uv [H, V, L]; f32, f16 or bf16, and f64 in precision "f64". R may be 0.
     The queries are the last t_q rows of the cache: query i sees rows 0 .. t_kv - t_q + i.
     `softmax_scale` None is 1/sqrt(P + R), times the geometry's YaRN mscale squared, in the precision asked for.
-    `backend`, `threads` and `isa` as in `decode_paged`.
+    `backend`, `threads` and `isa` as in `decode_paged`. Backend "cuda" takes arrays on a GPU as well, all six and f32,
+    on `stream`, without a copy or a wait, and out is a mla_oracle.gpu.foreign.DeviceArray there.
 
-    Returns out [t_q, H, V], f32 or f64. Raises InputError.
+    Returns out [t_q, H, V], f32 or f64. Raises InputError; cuda and ptx, UnsupportedError and MissingError too.
     """
-    problem = _check(geometry, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, softmax_scale, precision)
+    arrays = q_nope, q_pe, c_kv, k_pe, w_uk, w_uv
+    problem = _check(geometry, arrays, softmax_scale, precision, backend, stream)
     threads = thread_count(threads)
     used = choose(backend, multiply_adds("naive", geometry, *problem.lengths), isa)
     if used in KERNELS:
         from .gpu import forms
 
-        arrays = problem.widened()
-        forms.fill(
-            forms.attend_naive, machine(used, precision, threads), *arrays, problem.scale, outputs=(problem.out,)
-        )
+        on = problem.device or machine(used, precision, threads)
+        forms.fill(forms.attend_naive, on, *problem.widened(), problem.scale, outputs=(problem.out,))
     elif used == "fast":
         from .fast import naive
 
@@ -81,18 +85,21 @@ def attend_absorbed(
     backend: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    stream: object = None,
 ) -> Array:
-    """The function of `attend_naive`, computed in the latent space: same arguments, same result up to rounding."""
-    problem = _check(geometry, q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, softmax_scale, precision)
+    """The function of `attend_naive`, computed in the latent space: same arguments, same result up to rounding.
+
+    On a GPU the arrays are all f32 or all bf16.
+    """
+    arrays = q_nope, q_pe, c_kv, k_pe, w_uk, w_uv
+    problem = _check(geometry, arrays, softmax_scale, precision, backend, stream)
     threads = thread_count(threads)
     used = choose(backend, multiply_adds("absorbed", geometry, *problem.lengths), isa)
     if used in KERNELS:
         from .gpu import forms
 
-        arrays = stored_alike(problem.arrays)
-        forms.fill(
-            forms.attend_absorbed, machine(used, precision, threads), *arrays, problem.scale, outputs=(problem.out,)
-        )
+        on = problem.device or machine(used, precision, threads)
+        forms.fill(forms.attend_absorbed, on, *stored_alike(problem.arrays), problem.scale, outputs=(problem.out,))
     elif used == "fast":
         from .fast import absorbed
 
@@ -112,23 +119,32 @@ def multiply_adds(form: str, geometry: Geometry, t_q: int, t_kv: int) -> int:
     return t_q * decompress + t_q * t_kv * geometry.num_heads * (geometry.latent_dim + geometry.kv_lora_rank)
 
 
-Inputs = tuple[Array, Array, Array, Array, Array, Array]
+SHAPES = {
+    "q_nope": "t_q H P",
+    "q_pe": "t_q H R",
+    "c_kv": "t_kv L",
+    "k_pe": "t_kv R",
+    "w_uk": "H P L",
+    "w_uv": "H V L",
+}
+Inputs = tuple[Any, Any, Any, Any, Any, Any]
 
 
 class Problem(NamedTuple):
     """A checked problem; `out` has the number type of its precision."""
 
-    arrays: Inputs  # q_nope, q_pe, c_kv, k_pe, w_uk, w_uv, as stored
+    arrays: Inputs  # those of SHAPES, as stored
     scale: float
     out: Array  # [t_q, H, V], to be filled
     lengths: tuple[int, int]  # t_q, t_kv
+    device: Device | None  # the GPU that arrays and out lie on
 
     def widened(self) -> Inputs:
         a, b, c, d, e, f = (widen(array, self.out.dtype) for array in self.arrays)
         return a, b, c, d, e, f
 
 
-def stored_alike(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+def stored_alike(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """`arrays` as the absorbed kernels take them: bf16 where all are, else f32."""
     if all(dtype_name("", array) == "bf16" for array in arrays):
         return arrays
@@ -137,14 +153,11 @@ def stored_alike(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 def _check(
     geometry: Geometry,
-    q_nope: object,
-    q_pe: object,
-    c_kv: object,
-    k_pe: object,
-    w_uk: object,
-    w_uv: object,
+    arrays: Inputs,
     softmax_scale: float | None,
     precision: str,
+    backend: str,
+    stream: object,
 ) -> Problem:
     real, allowed = number_type(precision)
     if not isinstance(geometry, Geometry):
@@ -156,14 +169,9 @@ def _check(
         V=geometry.v_head_dim,
         L=geometry.kv_lora_rank,
     )
-    arrays = (
-        axes.take("q_nope", q_nope, "t_q H P", allowed),
-        axes.take("q_pe", q_pe, "t_q H R", allowed),
-        axes.take("c_kv", c_kv, "t_kv L", allowed),
-        axes.take("k_pe", k_pe, "t_kv R", allowed),
-        axes.take("w_uk", w_uk, "H P L", allowed),
-        axes.take("w_uv", w_uv, "H V L", allowed),
-    )
+    device, taken = place(backend, precision, stream, dict(zip(SHAPES, arrays, strict=True)))
+    for name, letters in SHAPES.items():
+        axes.check(name, taken[name], letters, allowed)
     if axes["t_q"] > axes["t_kv"]:
         raise InputError(
             f"q_nope has {axes['t_q']} queries and c_kv {axes['t_kv']} rows, expected the queries to be its last rows"
@@ -172,46 +180,60 @@ def _check(
         scale = real(1) / np.sqrt(real(axes["P"] + axes["R"])) * real(geometry.softmax_mscale**2)
     else:
         scale = positive_scale(softmax_scale, precision)
-    out = np.empty((axes["t_q"], axes["H"], axes["V"]), real)
-    return Problem(arrays, float(scale), out, (axes["t_q"], axes["t_kv"]))
+    out = empty(device, (axes["t_q"], axes["H"], axes["V"]), real)
+    a, b, c, d, e, f = taken.values()
+    return Problem((a, b, c, d, e, f), float(scale), out, (axes["t_q"], axes["t_kv"]), device)
 
 
-def absorb_query(q_nope: object, w_uk: object, *, precision: str = "f32", backend: str = "auto") -> Array:
+def absorb_query(
+    q_nope: object, w_uk: object, *, precision: str = "f32", backend: str = "auto", stream: object = None
+) -> Array:
     """q_lat[t, h] = w_uk[h]^T q_nope[t, h]: q_nope [T, H, P], w_uk [H, P, L] -> [T, H, L].
 
-    `backend` is auto or strict, or cuda or ptx as in `decode_paged`.
+    `backend` is auto or strict, or cuda or ptx as in `decode_paged`; arrays on a GPU as in `attend_absorbed`.
     """
+    kernels = choose_kernels(backend)
     real, allowed = number_type(precision)
-    axes = Axes()
-    q_nope = axes.take("q_nope", q_nope, "T H P", allowed)
-    w_uk = axes.take("w_uk", w_uk, "H P L", allowed)
-    q_lat = np.empty((axes["T"], axes["H"], axes["L"]), real)
-    if kernels := choose_kernels(backend):
+    device, taken = place(backend, precision, stream, {"q_nope": q_nope, "w_uk": w_uk})
+    axes, (q, w) = Axes(), taken.values()
+    axes.check("q_nope", q, "T H P", allowed)
+    axes.check("w_uk", w, "H P L", allowed)
+    q_lat: Array = empty(device, (axes["T"], axes["H"], axes["L"]), real)
+    if kernels:
         from .gpu import forms
 
-        arrays = stored_alike((q_nope, w_uk))
-        forms.fill(forms.absorb_query, machine(kernels, precision), *arrays, outputs=(q_lat,))
+        arrays = stored_alike((q, w))
+        forms.fill(forms.absorb_query, device or machine(kernels, precision), *arrays, outputs=(q_lat,))
     else:
         from .reference import _absorbed
 
-        _absorbed.absorb_query(widen(q_nope, real), widen(w_uk, real), q_lat)
+        _absorbed.absorb_query(widen(q, real), widen(w, real), q_lat)
     return q_lat
 
 
-def up_project(o_lat: object, w_uv: object, *, precision: str = "f32", backend: str = "auto") -> Array:
-    """out[t, h] = w_uv[h] o_lat[t, h]: o_lat [T, H, L], w_uv [H, V, L] -> [T, H, V]; `backend` as in `absorb_query`."""
+def up_project(
+    o_lat: object, w_uv: object, *, precision: str = "f32", backend: str = "auto", stream: object = None
+) -> Array:
+    """out[t, h] = w_uv[h] o_lat[t, h]: o_lat [T, H, L], w_uv [H, V, L] -> [T, H, V]; `backend` as in `absorb_query`.
+
+    Arrays on a GPU as well: there o_lat is f32 and contiguous, w_uv f32 or bf16.
+    """
+    kernels = choose_kernels(backend)
     real, allowed = number_type(precision)
-    axes = Axes()
-    o_lat = axes.take("o_lat", o_lat, "T H L", allowed)
-    w_uv = axes.take("w_uv", w_uv, "H V L", allowed)
-    out = np.empty((axes["T"], axes["H"], axes["V"]), real)
-    if kernels := choose_kernels(backend):
+    device, taken = place(backend, precision, stream, {"o_lat": o_lat, "w_uv": w_uv})
+    axes, (o, w) = Axes(), taken.values()
+    axes.check("o_lat", o, "T H L", allowed)
+    axes.check("w_uv", w, "H V L", allowed)
+    out: Array = empty(device, (axes["T"], axes["H"], axes["V"]), real)
+    if kernels:
         from .gpu import forms
 
-        o_lat = np.ascontiguousarray(widen(o_lat, real))
-        forms.fill(forms.up_project, machine(kernels, precision), o_lat, *stored_alike((w_uv,)), outputs=(out,))
+        if not device:
+            o = np.ascontiguousarray(widen(o, real))
+        arrays = o, *stored_alike((w,))
+        forms.fill(forms.up_project, device or machine(kernels, precision), *arrays, outputs=(out,))
     else:
         from .reference import _absorbed
 
-        _absorbed.up_project(widen(o_lat, real), widen(w_uv, real), out)
+        _absorbed.up_project(widen(o, real), widen(w, real), out)
     return out

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import FLOATS, Array, Axes, as_array
-from .backends import choose_kernels, machine
-from .errors import InputError
+from .backends import choose_kernels, empty, machine, place
+from .errors import InputError, UnsupportedError
 from .geometry import check_integer, check_number, show, yarn_mscale
 
 ANGLES = ("recurrence", "power", "closed", "table")
@@ -61,6 +61,7 @@ def rope_interleaved(
     yarn: YarnParameters | None = None,
     precision: str = "f32",
     backend: str = "auto",
+    stream: object = None,
 ) -> Array:
     """Rotate the pairs (2j, 2j + 1) of the first `rotary_dim` elements of each row; a new array.
 
@@ -80,9 +81,12 @@ def rope_interleaved(
     is f64, and table is closed. `backend` is auto or strict, or cuda or ptx as in `decode_paged`: these turn the
     angles too, but for the table, which is made here.
 
-    Returns the shape of x, f32 or f64. Raises InputError.
+    Backend "cuda" takes x on a GPU, on `stream`, as `decode_paged` does, and returns a DeviceArray there. Positions
+    are i64 there, and taken as they are; on the host they are checked, and a table is made of those alone.
+
+    Returns the shape of x, f32 or f64. Raises InputError; cuda and ptx, UnsupportedError and MissingError too.
     """
-    return _rope_of(x, positions, False, base, rotary_dim, angles, yarn, precision, backend)
+    return _rope_of(x, positions, False, base, rotary_dim, angles, yarn, precision, backend, stream)
 
 
 def rope_neox(
@@ -95,9 +99,10 @@ def rope_neox(
     yarn: YarnParameters | None = None,
     precision: str = "f32",
     backend: str = "auto",
+    stream: object = None,
 ) -> Array:
     """Rotate the pairs (j, j + n//2) of the first n = `rotary_dim` elements, else as `rope_interleaved`."""
-    return _rope_of(x, positions, True, base, rotary_dim, angles, yarn, precision, backend)
+    return _rope_of(x, positions, True, base, rotary_dim, angles, yarn, precision, backend, stream)
 
 
 def interleaved_to_neox(n: int) -> NDArray[np.int64]:
@@ -155,49 +160,46 @@ def _rope_of(
     yarn: YarnParameters | None,
     precision: str,
     backend: str,
+    stream: object,
 ) -> Array:
     kernels = choose_kernels(backend)
     _check_choice("precision", precision, ("f32", "f64"))
     _check_choice("angles", angles, ANGLES)
     stored = np.float32 if precision == "f32" else np.float64
     real = np.float64 if angles == "table" else stored
-    axes = Axes()
-    array = as_array("x", x)
-    allowed = FLOATS if precision == "f32" else (*FLOATS, "f64")
-    array = axes.take("x", array, "T R" if array.ndim == 2 else "T H R", allowed)
-    turns = axes.take("positions", positions, "T", INTEGERS)
-    for t in np.flatnonzero(turns > np.iinfo(np.int64).max)[:1]:
-        raise InputError(f"positions[{t}] is {turns[t]}, expected below 2^63")
+    device, taken = place(backend, precision, stream, {"x": x, "positions": positions}, "positions")
+    axes, (array, turns) = Axes(), taken.values()
+    axes.check("x", array, "T R" if array.ndim == 2 else "T H R", FLOATS if precision == "f32" else (*FLOATS, "f64"))
+    axes.check("positions", turns, "T", INTEGERS)
+    if isinstance(turns, np.ndarray):
+        for t in np.flatnonzero(turns > np.iinfo(np.int64).max)[:1]:
+            raise InputError(f"positions[{t}] is {turns[t]}, expected below 2^63")
+        turns = np.array(turns, np.int64)
+    elif angles == "table":
+        raise UnsupportedError("angles is 'table', made on the host, and positions lie on a GPU")
     n = _rotary_dim(rotary_dim, axes["R"])
     base = float(real(check_number("base", base, least=LEAST_BASE)))
 
     kept, factor, amplitude = np.ones(n // 2, real), 1.0, 1.0
     if yarn is not None:
         kept, factor, amplitude = _yarn(yarn, base, n, real)
-    cosine = np.empty((axes["T"], n // 2), real)
-    sine = np.empty((axes["T"], n // 2), real)
     mode = ANGLES.index("closed" if angles == "table" else angles)
-    how = np.array(turns, np.int64), n, base, mode, kept, factor, amplitude
-    on = None if kernels is None else machine(kernels, precision)
-    if on is None or angles == "table":
+    how = turns, n, base, mode, kept, factor, amplitude
+    if kernels is None or angles == "table":
         from .reference import _rope
 
+        cosine = np.empty((axes["T"], n // 2), real)
+        sine = np.empty((axes["T"], n // 2), real)
         _rope.turn(*how, cosine, sine)
-    else:
+        cosine, sine = cosine.astype(stored, copy=False), sine.astype(stored, copy=False)
+    if kernels:
         from .gpu import forms
 
-        forms.fill(forms.turn, on, *how, outputs=(cosine, sine))
-
-    cosine, sine = cosine.astype(stored, copy=False), sine.astype(stored, copy=False)
-    if on is not None:
-        from .gpu import forms
-
-        out = np.empty(array.shape, stored)
-        heads, turned = (x if x.ndim == 3 else x[:, None] for x in (array, out))  # [T, H, R]
-        forms.fill(forms.rotate, on, heads, cosine, sine, neox, outputs=(turned,))
+        out: Array = empty(device, array.shape, stored)
+        on = device or machine(kernels, precision)
+        form, args = (forms.rotate, (cosine, sine)) if angles == "table" else (forms.rope, how)
+        forms.fill(form, on, array, *args, neox, outputs=(out,))
         return out
-    from .reference import _rope
-
     with np.errstate(invalid="ignore"):  # a signalling NaN
         out = np.array(array, stored, order="C")
     _rope.rotate(out if out.ndim == 3 else out[:, None], cosine, sine, neox)

@@ -78,6 +78,19 @@ def decode_paged(
     return _reshape(out, (*lse.shape[::2], width)), _reshape(lse, lse.shape[::2])
 
 
+def place(
+    arrays: Mapping[str, object], movable: tuple[str, ...], stream: object
+) -> tuple[Device, dict[str, Any]]:
+    """The device that those on a GPU share, and DeviceArrays there; those in `movable` may be numpy's."""
+    device, taken = _take(arrays, stream)
+    for name, array in taken.items():
+        if isinstance(array, np.ndarray) and name not in movable:
+            raise InputError(f"{name} is on the host, other arrays on a GPU, expected it there too")
+    return device, {
+        name: array if isinstance(array, np.ndarray) else device.upload(array) for name, array in taken.items()
+    }
+
+
 def append_kv(arrays: Mapping[str, object], stream: object) -> None:
     """`mla_oracle.append_kv` of its four arrays by name, on the device that kv_cache lies on."""
     device, taken = _take(arrays, stream)

@@ -9,6 +9,7 @@ The functions' docstrings bound what they miss strict f64 by, eps = 2^-23 and ti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,19 +34,45 @@ __all__ = [
     "merge",
     "pages_in_use",
     "put",
+    "rope",
     "rotate",
     "turn",
     "up_project",
 ]
 
 
-def fill(form: Callable[..., object], machine: Machine, *args: Any, outputs: tuple[Array, ...], **options: Any) -> None:
-    """Call `form` with numpy arrays for buffers: what it makes of its arguments is copied to `outputs`."""
+def fill(
+    form: Callable[..., object], machine: Machine, *args: Any, outputs: tuple[Array | Buffer, ...], **options: Any
+) -> None:
+    """Call `form` with numpy arrays for buffers: what it makes of its arguments is copied to those in `outputs`.
+
+    Buffers are taken as they are; where all outputs are, nothing waits.
+    """
     inputs = [put(machine, arg) if isinstance(arg, np.ndarray) else arg for arg in args]
-    results = [machine.empty(array.shape, array.dtype) for array in outputs]
+    results = [machine.empty(out.shape, out.dtype) if isinstance(out, np.ndarray) else out for out in outputs]
     form(machine, *inputs, *results, **options)
-    for array, result in zip(outputs, results, strict=True):
-        array[...] = machine.download(result)
+    for out, result in zip(outputs, results, strict=True):
+        if isinstance(out, np.ndarray):
+            out[...] = machine.download(result)
+
+
+def rope(
+    machine: Machine,
+    x: Buffer,
+    positions: Buffer,
+    n: int,
+    base: float,
+    angles: int,
+    kept: Buffer,
+    factor: float,
+    amplitude: float,
+    neox: bool,
+    out: Buffer,
+) -> None:
+    """Fill `out` [T, H, R] or [T, R]: `turn`, then `rotate`. Scratch: T x n numbers."""
+    cosine, sine = (machine.empty((x.shape[0], n // 2), np.float32) for _ in range(2))
+    turn(machine, positions, n, base, angles, kept, factor, amplitude, cosine, sine)
+    rotate(machine, x, cosine, sine, neox, out)
 
 
 def turn(
@@ -97,16 +124,18 @@ def turn(
 def rotate(machine: Machine, x: Buffer, cosine: Buffer, sine: Buffer, neox: bool, out: Buffer) -> None:
     """Fill `out` [T, H, R], f32, with x [T, H, R], f32, f16 or bf16, its pairs turned by cosine and sine [T, n/2].
 
+    Both may be [T, R].
     With a and b the elements of a pair and c the larger error of its cosine and sine (of a table: eps), off by at most
     (|a| + |b|) * (c + 2 eps amplitude) + tiny; an element beyond the pairs is exact.
     """
-    (T, H, R), pairs = x.shape, cosine.shape[1]
+    (T, *heads, R), pairs = x.shape, cosine.shape[1]
+    H = math.prod(heads)
     few(H=H)
     dtype = name_of("x", x, *FLOATS)
-    x_strides = strides("x", x, dtype)
+    x_strides = [*strides("x", x, dtype), np.int64(0)][:2]
     packed("cosine", cosine, (T, pairs), "f32")
     packed("sine", sine, (T, pairs), "f32")
-    packed("out", out, (T, H, R), "f32")
+    packed("out", out, x.shape, "f32")
     if 2 * pairs > R:
         raise InputError(f"cosine is {list(cosine.shape)}, expected at most {R // 2} pairs: x is {R} wide")
     if 0 in out.shape:
