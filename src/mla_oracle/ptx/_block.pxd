@@ -52,7 +52,6 @@ cdef struct Launch:
     const Piece* pieces
     Py_ssize_t n_pieces
     int32_t checks
-    int64_t patience        # instructions after which a block is given up
     int32_t block[3]
     int32_t grid[3]
     int32_t threads         # in a block
@@ -133,6 +132,7 @@ cdef struct Block:
     int32_t full            # every live lane between low and low + n is
     int32_t dense           # every lane between low and low + n is
     int64_t steps           # instructions so far
+    int64_t pause           # how many there may be until the block pauses
     int32_t warned          # lanes had exited where others met a barrier: its instruction + 1
     # the first thing found wrong
     int32_t fault

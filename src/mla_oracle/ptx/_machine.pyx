@@ -3,20 +3,25 @@
 #
 # _schedule.pxd decides which lanes execute, _execute.pxd computes, _access.pxd and its neighbours move memory,
 # _races.pxd watches it. This file gives a worker its room and turns its findings into numbers for faults.py.
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from mla_oracle.ptx._block cimport (
-    EXITED, OPERANDS, PIECE, RUNNING, WARP, Block, Instr, Launch, Piece,
+    EXITED, OPERANDS, PIECE, RUNNING, WARP, Block, Instr, Launch, Piece, fail,
 )
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._races cimport forget
-from mla_oracle.ptx._schedule cimport run_block
+from mla_oracle.ptx._schedule cimport FAULTY, PAUSED, run_block
 
 cdef extern from * nogil:
     int64_t fetch_add "__atomic_fetch_add"(int64_t* address, int64_t by, int order)
     int RELAXED "__ATOMIC_RELAXED"
+
+cdef enum:
+    BREATH = 1 << 15    # instructions from one look at signals to the next
+    AT_ONCE = 2         # the second of the shared state: stop within blocks, too
 
 # Rows that differ from lane to lane or from block to block; program.SPECIAL has the same order.
 cdef enum Special:
@@ -154,6 +159,20 @@ cdef void begin(Block* b, int64_t index) noexcept nogil:
         forget(b)
 
 
+cdef bint run_whole(Block* b, int64_t patience, const int64_t* stop) except -1 nogil:
+    """Run a block that has begun. False: b.fault says what is wrong. Raises what a signal's handler does."""
+    cdef int outcome = PAUSED
+    while outcome == PAUSED and stop[0] != AT_ONCE:
+        b.pause = min(b.steps + BREATH, patience)
+        outcome = run_block(b)
+        if outcome == PAUSED:
+            if b.steps >= patience:
+                return fail(b, RUNAWAY, b.low, 0, 0, 0)
+            with gil:
+                PyErr_CheckSignals()
+    return outcome != FAULTY
+
+
 def run(
     const uint8_t[::1] code,            # [n] of program.INSTR
     const int32_t[::1] targets,         # of brx.idx
@@ -163,17 +182,18 @@ def run(
     int64_t patience,                   # instructions before a block is given up
     Py_ssize_t shared_size,
     Py_ssize_t local_size,
-    int64_t[::1] shared_state,          # the next block to run; stop after a fault. Zeros at first, all workers' own.
+    int64_t[::1] shared_state,          # the next block to run; 1: begin none, 2: stop. Zeros at first.
 ):
     """Run blocks until none is left or one has failed. Each thread of a launch calls this with the same arguments.
 
     Returns (block, instruction, fault, lane, other lane, address, size, space, extra) of this worker's first fault
-    or None, and the instructions at which lanes that had exited were missing from a barrier.
+    or None, and the instructions at which lanes that had exited were missing from a barrier. What a signal's handler
+    raises is raised within a block, and the other workers stop.
     """
     cdef Launch launch
     cdef Block block
     cdef int64_t index, blocks
-    cdef bint room, well = True
+    cdef bint well = True
     cdef int k
     launch.code, launch.length = <const Instr*>&code[0], code.shape[0] // sizeof(Instr)
     launch.pieces = <const Piece*>&pieces[0] if pieces.shape[0] else NULL
@@ -182,7 +202,6 @@ def run(
     for k in range(3):
         launch.grid[k], launch.block[k] = shape[k], shape[3 + k]
     launch.rows, launch.constants, launch.granule, launch.checks = shape[6], shape[7], shape[8], shape[9]
-    launch.patience = patience
     launch.threads = launch.block[0] * launch.block[1] * launch.block[2]
     launch.warps = (launch.threads + WARP - 1) // WARP
     launch.lanes = launch.warps * WARP
@@ -190,9 +209,10 @@ def run(
     launch.local_size = <uint32_t>local_size
     blocks = <int64_t>launch.grid[0] * launch.grid[1] * launch.grid[2]
     warned = set()
-    with nogil:
-        room = take_room(&block, &launch)
-        if room:
+    try:
+        if not take_room(&block, &launch):
+            raise MemoryError('no memory for a block of threads')
+        with nogil:
             fill(&block, &constants[0, 0] if constants.shape[0] else NULL, constants.shape[0])
             while not shared_state[1]:
                 index = fetch_add(&shared_state[0], 1, RELAXED)
@@ -200,7 +220,7 @@ def run(
                     break
                 begin(&block, index)
                 refill(&block, &constants[0, 0] if constants.shape[0] else NULL, constants.shape[0])
-                well = run_block(&block)
+                well = run_whole(&block, patience, &shared_state[1])
                 if block.warned:
                     with gil:
                         warned.add(block.warned - 1)
@@ -208,9 +228,11 @@ def run(
                 if not well:
                     shared_state[1] = 1
                     break
+    except BaseException:
+        shared_state[1] = AT_ONCE
+        raise
+    finally:
         give_back(&block)
-    if not room:
-        raise MemoryError('no memory for a block of threads')
     if well:
         return None, warned
     return (

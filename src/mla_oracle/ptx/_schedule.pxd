@@ -202,24 +202,30 @@ cdef inline int step(Block* b, const Instr* i) noexcept nogil:
     return control(b, i, mask, all_taken)
 
 
-cdef inline bint run_block(Block* b) noexcept nogil:
-    """Until every lane has exited; False: b.fault says what is wrong."""
+# How far a block has come.
+cdef enum Outcome:
+    FINISHED, PAUSED, FAULTY
+
+
+cdef inline int run_block(Block* b) noexcept nogil:
+    """Until every lane has exited, b.fault says what is wrong, or b.pause instructions are done: an Outcome."""
     cdef const Instr* i
     cdef int done
     while choose(b):
         while True:
             i = b.launch.code + b.pc
+            if b.steps >= b.pause:
+                move_to(b, b.mask + b.low, b.pc)
+                return PAUSED
             b.steps += 1
-            if b.steps > b.launch.patience:
-                return fail(b, RUNAWAY, b.low, 0, 0, 0)
             done = step(b, i)
             if done == NEXT:
                 b.pc += 1
             elif done == STOP:
-                return False
+                return FAULTY
             elif done == REGROUP:
                 break
             if b.pc >= b.other:
                 move_to(b, b.mask + b.low, b.pc)
                 break
-    return b.fault == NO_FAULT
+    return FAULTY if b.fault else FINISHED

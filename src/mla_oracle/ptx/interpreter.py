@@ -36,6 +36,7 @@ from mla_oracle.ptx.syntax import Module
 # Bytes of shared memory a block may have (CUDA C++ programming guide, compute capabilities).
 MAX_SHARED = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10}
 MOST_SHARED = 227 << 10
+AT_ONCE = 2  # as in _machine.pyx
 
 
 @dataclass(eq=False)
@@ -141,7 +142,7 @@ class Interpreter:
         results: list[tuple[Any, set[int]]] = []
         machine = _machine()
 
-        def work() -> None:
+        def work(kept: object = kept) -> None:  # a thread that an interrupt leaves behind still has its memory
             results.append(
                 machine.run(
                     program.code.view(np.uint8), program.targets, constants, table.view(np.uint8),
@@ -149,8 +150,11 @@ class Interpreter:
                 )
             )  # fmt: skip
 
-        pool.run(work, min(n_threads, grid[0] * grid[1] * grid[2]))
-        del kept
+        try:
+            pool.run(work, min(n_threads, grid[0] * grid[1] * grid[2]))
+        except BaseException:
+            state[1] = AT_ONCE
+            raise
         for instruction in sorted(set().union(*(warned for _, warned in results))):
             text = f"some threads had exited before a barrier that others reach, {kernel.place(instruction)}"
             if text not in kernel.warnings:
