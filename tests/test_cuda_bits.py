@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paged kernels: the same bits for a row whatever it stands among; lengths and ids checked where they lie."""
 
+from dataclasses import replace
+
 import kernel_cases
 import numpy as np
 import pytest
@@ -63,6 +65,16 @@ def test_the_same_bits_for_any_number_of_the_interpreters_threads():
 def check(machine, table, lens, num_blocks, block_size):
     arrays = [forms.put(machine, np.asarray(array, np.int32)) for array in (table, lens)]
     return forms.check_ids(machine, *arrays, num_blocks, block_size)
+
+
+def test_lengths_and_tables_whose_products_pass_32_bits_are_checked(machine):
+    assert check(machine, [[0, 1, -1]], [5], 2, 2**30) == (-1, -1)  # room for 3 * 2^30 keys
+    assert check(machine, [[0, 1, -1]], [2**31 - 1], 2, 2**30) == (-1, -1)  # block 2 would begin at key 2^31
+    assert check(machine, [[0, 1, -1]], [2**31 - 1], 1, 2**30) == (0, 1)
+    near = forms.put(machine, np.zeros((3, 1), np.int32))
+    wide = replace(near, shape=(3, 2**31 - 1))  # a fault of request 2 has number 2^32
+    lens = forms.put(machine, np.int32([1, 1, -1]))
+    assert forms.check_ids(machine, wide, lens, 1, 1) == (2, -1)
 
 
 def test_the_first_fault_in_lengths_and_ids_is_found_on_the_machine(machine):

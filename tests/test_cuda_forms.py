@@ -128,7 +128,7 @@ def test_absorb_query_and_up_project_within_their_bounds(machine, dtype):
 # --- rope
 
 
-POSITIONS = np.array([0, 1, 17, 4096, 131072, -5, 1000003])
+POSITIONS = np.array([0, 1, 17, 4096, 131072, -5, 1000003, 2**33 + 5, -(2**31)])
 
 
 @pytest.mark.parametrize("yarn", [None, Yarn(factor=4, original_max_position_embeddings=4096, mscale=0.7)], ids=str)

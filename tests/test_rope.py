@@ -26,6 +26,16 @@ def test_theta_scale_has_the_documents_bits(base, bits):
     assert abs(seen - complex(math.cos(angle), math.sin(angle))) < 2 * F32
 
 
+@pytest.mark.parametrize("angles", ANGLES)
+@pytest.mark.parametrize("position", [2**31, -(2**31) - 1, 2**32 + 1, 2**40 + 3, -(2**52) - 1])
+def test_a_position_is_a_whole_number_of_64_bits(position, angles):
+    seen = turned(position, base=1e4, angles=angles, precision="f64")[0]
+    assert abs(seen - complex(math.cos(position), math.sin(position))) < 2**-52
+    rounded = float(np.float32(position if angles != "table" else 0)) or position
+    seen = turned(position, base=1e4, angles=angles)[0]
+    assert abs(seen - complex(math.cos(rounded), math.sin(rounded))) < F32
+
+
 def test_cosine_and_sine_are_those_of_f32_and_not_rounded_from_f64():
     # cosf(96) and sinf(34), each one ulp away from the rounded f64 value
     unit = np.array([[1, 0]], np.float32)

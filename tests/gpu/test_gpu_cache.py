@@ -60,6 +60,30 @@ def test_source_name_arch_options_and_nvrtc_each_have_files_of_their_own(
     assert len(compiles) == 7
 
 
+def test_files_are_those_of_the_packages_own_options(compiles: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.compile(TINY, "sm_80", name="tiny.cu")
+    monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "--fmad=false"))
+    cache.compile(TINY, "sm_80", name="tiny.cu")
+    assert len(compiles) == 2
+
+
+def test_files_are_those_of_one_library_and_its_headers(
+    compiles: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An NVRTC of another version, a patched one of the same version, another toolkit's headers with an old one."""
+    module, version, size = nvrtc._library()
+    monkeypatch.setattr(nvrtc, "BUNDLES_HEADERS", (99, 1))
+    monkeypatch.setattr(nvrtc, "_compile", lambda *_: nvrtc.Compiled("", b"", ""))
+    source = "#include <cuda_fp16.h>\n" + TINY
+    for library in ((module, version, size), (module, (99, 0), size), (module, version, size + 1)):
+        monkeypatch.setattr(nvrtc, "_library", lambda library=library: library)
+        for headers in (tmp_path / "one", tmp_path / "other"):
+            monkeypatch.setattr(nvrtc, "_header_folder", lambda headers=headers: headers)
+            for _ in range(2):
+                cache.compile(source, "sm_80", name="tiny.cu")
+    assert len(compiles) == 6
+
+
 def cut(data: bytes) -> bytes:
     return data[:-1]
 

@@ -4,15 +4,17 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from snippets import text
+from snippets import one, text
 
 from mla_oracle import cli
 from mla_oracle.errors import InputError, UnsupportedError
-from mla_oracle.ptx import Interpreter, _opcodes, interpreter
+from mla_oracle.ptx import Fault, Interpreter, _opcodes, interpreter
 from mla_oracle.ptx.memory import PIECE
 from mla_oracle.ptx.parser import parse
 from mla_oracle.ptx.program import INSTR
@@ -161,6 +163,35 @@ def test_the_parser_reads_operands_scopes_and_places():
 CASE = "paged:geometry=glm-5.2,heads=16,lens=100+0+33,dtype=bf16,seed=3"
 WORDS = "q kv_cache block_table seq_lens out lse H block_size max_blocks kv_cache.0 softmax_scale"
 LAUNCH = ["--kernel", "tensor_decode", "--grid", "1,3", "--block", "256", "--smem", "151808"]
+
+
+def test_a_register_written_under_a_predicate_keeps_its_row_around_a_loop():
+    # x holds a from the first round on; r10 .. r15 are needed between its last use in a round and the next round.
+    others = [f"r{n}" for n in range(10, 16)]
+    body = f"""
+        mov.u32 r1, 0; mov.u32 r2, 0; mov.u32 x, 0;
+        AGAIN: setp.eq.u32 p1, r1, 0; @p1 mov.u32 r3, a; add.u32 x, x, r3;
+        {" ".join(f"add.u32 {r}, a, 7;" for r in others)} {" ".join(f"add.u32 r2, r2, {r};" for r in others)}
+        add.u32 r1, r1, 1; setp.lt.u32 p2, r1, 3; @p2 bra AGAIN; sub.u32 r2, r2, r2; add.u32 x, x, r2;
+    """
+    assert one(body, np.uint32, a=LANE).tolist() == (3 * LANE).tolist()
+
+
+def test_the_fault_of_the_lowest_block_is_reported_though_another_came_first(monkeypatch):
+    machine, both = interpreter._machine(), threading.Barrier(2)
+
+    def run(*args):
+        both.wait(60)
+        return machine.run(*args)
+
+    monkeypatch.setattr(interpreter, "_machine", lambda: SimpleNamespace(run=run))
+    body = """
+        mov.u32 r1, %ctaid.x; setp.ne.u32 p1, r1, 0; @p1 bra BAD; mov.u32 r2, 0;
+        WAIT: add.u32 r2, r2, 1; setp.lt.u32 p1, r2, 300000; @p1 bra WAIT;
+        BAD: ld.global.u32 x, [0];
+    """
+    with pytest.raises(Fault, match=r"block \(0, 0, 0\)"):
+        one(body, np.uint32, a=LANE, blocks=2, machine=Interpreter("sm_90", threads=2))
 
 
 def command(*args, capsys):
