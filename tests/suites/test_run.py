@@ -110,12 +110,19 @@ def test_threads_and_processes_give_the_same_report():
     assert alone.table() == threaded.table() == spread.table()
 
 
-def test_a_worker_that_dies_loses_its_case_and_not_the_report():
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        report = run_suite([IDS[1], IDS[2]], dying, processes)
-    assert [o.case for o in report.outcomes] == [IDS[1], IDS[2]]
-    assert report.outcomes[1].verdict == "crash"
-    assert "BrokenProcessPool" in report.outcomes[1].reason
+def test_a_case_that_ends_its_worker_is_a_crash_and_takes_none_with_it():
+    with (
+        ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes,
+        pytest.warns(RuntimeWarning, match="the executor broke"),
+    ):
+        report = run_suite([IDS[2], *IDS[:2]], dying, processes)
+    assert [(o.case, o.verdict) for o in report.outcomes] == [(IDS[2], "crash"), (IDS[0], "pass"), (IDS[1], "pass")]
+    assert "BrokenProcessPool" in report.outcomes[0].reason
+
+
+def test_an_engine_that_exits_is_a_crash():
+    outcome = run_suite(IDS[1:2], lambda case: sys.exit("no device")).outcomes[0]
+    assert (outcome.verdict, outcome.reason) == ("crash", "SystemExit: no device")
 
 
 ENGINE = """

@@ -5,14 +5,15 @@
     report = run_suite(suite.cases, Command("my-kernel {case} {out}", timeout=60), ProcessPoolExecutor(4))
     print(report.table())
 
-On processes the engine must be one that pickle can send. A crash or a hang is an outcome like any other.
+On processes the engine must be one that pickle can send. A crash or a hang is an outcome like any other, and so is a
+case that ends its worker; what dies with a worker for no fault of its own runs again (spread.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from .. import dtypes
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
 from ..checks import widen
-from ..errors import InputError, OracleError
+from ..errors import InputError
 from ..extensions import require_plain
 from ..mutants import Mutant
 from .engines import EngineCrash, EngineHang, results_of
@@ -35,14 +36,16 @@ PLACES = ("length", "multiple", "one key", "queries", "requests", "heads", "colu
 def run_suite(
     cases: Iterable[Case | str],
     engine: Engine,
-    executor: Executor | None = None,
+    executor: Executor | Callable[[], Executor] | None = None,
     *,
     numerics: Any = None,
     progress: Callable[[Outcome, int, int], None] = lambda outcome, done, total: None,
 ) -> Report:
     """The outcome of `engine` on every case (a Case, an id or a file), in their order, and what explains them all.
 
-    `progress` is told of every outcome as it comes, with how many there are and will be.
+    `executor`: one that runs the cases, or a function that makes one. The latter is called again where a pool breaks;
+    otherwise what a broken pool lost runs one at a time in a process of its own. A case is a crash where it alone
+    ends its worker. `progress` is told of every outcome as it comes, with how many there are and will be.
     """
     given = list(cases)
     done: dict[int, Outcome] = {}
@@ -55,37 +58,14 @@ def run_suite(
         for i, case in enumerate(given):
             finish(i, run_one(case, engine, numerics))
     else:
-        _spread(given, engine, executor, numerics, finish)
+        from .spread import Lost, spread
+
+        def take(i: int, answer: Outcome | Lost) -> None:
+            finish(i, Outcome(_name(given[i]), "crash", answer.reason) if isinstance(answer, Lost) else answer)
+
+        spread(run_one, [(case, engine, numerics) for case in given], executor, take)
     outcomes = [done[i] for i in range(len(given))]
     return Report([replace(o, sums={}) for o in outcomes], explain_all(outcomes, given))
-
-
-def _spread(
-    given: Sequence[Case | str],
-    engine: Engine,
-    executor: Executor,
-    numerics: Any,
-    finish: Callable[[int, Outcome], None],
-) -> None:
-    running: dict[Future[Outcome], int] = {}
-    for i, case in enumerate(given):
-        try:
-            running[executor.submit(run_one, case, engine, numerics)] = i
-        except BrokenExecutor as error:
-            finish(i, _lost(case, error))
-    for future in as_completed(running):
-        i = running[future]
-        try:
-            finish(i, future.result())
-        except OracleError:
-            raise
-        except Exception as error:
-            finish(i, _lost(given[i], error))
-
-
-def _lost(case: Case | str, error: BaseException) -> Outcome:
-    said = " ".join(str(error).split())
-    return Outcome(_name(case), "crash", f"the executor lost it: {type(error).__name__}: {said}"[:400])
 
 
 def _name(case: Case | str) -> str:
@@ -112,7 +92,7 @@ def run_one(case: Case | str, engine: Engine, numerics: Any = None) -> Outcome:
         if isinstance(error.__cause__, OSError) or "cannot be run" in str(error):
             raise
         return Outcome(name, "crash", str(error), time.perf_counter() - start)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Outcome(name, "crash", said[:400], time.perf_counter() - start)
     return judge(name, problem, actual, numerics, seconds)
