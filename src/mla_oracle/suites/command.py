@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import InputError
@@ -16,6 +17,7 @@ from .outcome import Outcome, Report
 from .page import page
 from .probes import KINDS, probes
 from .run import run_suite
+from .workers import stop, workers
 
 JSON = dict[str, Any]
 Say = Callable[[str], None]
@@ -100,6 +102,26 @@ def _json(report: Report) -> str:
     return json.dumps(report.as_json(), indent=1, allow_nan=False) + "\n"
 
 
+def write_text(path: str, text: str) -> None:
+    """Write a file whole or not at all, but a device or a pipe as it is. Raises InputError."""
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            return
+        target = os.path.realpath(path)
+        temporary = os.path.join(os.path.dirname(target), f".mla-oracle-{os.urandom(8).hex()}")
+        try:
+            with open(temporary, "x", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, target)
+        finally:
+            if os.path.lexists(temporary):
+                os.unlink(temporary)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+
+
 def run_command(
     sources: Sequence[str],
     line: str,
@@ -122,21 +144,13 @@ def run_command(
         suspected = f", {outcome.suspected}" if outcome.suspected else ""
         say(f"[{done}/{total}] {outcome.verdict}: {outcome.case}{suspected}")
 
-    how: Any = {"numerics": numerics, "progress": progress}
-    if jobs == 1:
-        report = run_suite(cases, engine, **how)
-    else:
-        from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
-
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
-            report = run_suite(cases, engine, executor, **how)
+    try:
+        report = run_suite(cases, engine, partial(workers, jobs), numerics=numerics, progress=progress)
+    except BaseException:
+        stop()
+        raise
     made: dict[str, Callable[[Report], str]] = {"junit": junit, "html": page, "json": _json}
     for name, path in (files or {}).items():
         if path is not None:
-            try:
-                with open(path, "w", encoding="utf-8") as file:
-                    file.write(made[name](report))
-            except OSError as error:
-                raise InputError(f"{path} cannot be written: {error.strerror}") from None
+            write_text(path, made[name](report))
     return report, report.as_json()

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +24,23 @@ from ..arrays import Array, as_array
 from ..cases import Case
 from ..errors import InputError
 
+TAIL = 4096  # bytes of stderr that are kept
+
 
 class EngineCrash(Exception):
     """The engine ended without results: how, and the last it said."""
 
+    def __init__(self, reason: str, stderr: str = "") -> None:
+        super().__init__(reason)
+        self.stderr = stderr
 
-class EngineHang(Exception):
+
+class EngineHang(EngineCrash):
     """The engine did not end in its time."""
+
+
+class NoEngine(InputError):
+    """There is no such engine: no case can be run."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +56,75 @@ class Command:
                 raise InputError(f"the command is {self.line!r}, expected one with {name}")
 
     def __call__(self, case: Case) -> dict[str, Array]:
-        """The results that the command writes. Raises EngineCrash, EngineHang."""
+        """The results that the command writes. Raises EngineCrash, EngineHang, NoEngine."""
         from ..exchange import read_result, write_case
 
-        with tempfile.TemporaryDirectory(prefix="mla-oracle-") as folder:
+        with _folder() as folder:
             files = {"{case}": f"{folder}/case.safetensors", "{out}": f"{folder}/out.safetensors"}
             write_case(files["{case}"], case)
             words = shlex.split(self.line)
             for mark, path in files.items():
                 words = [word.replace(mark, path) for word in words]
-            code, said = self._run(words)
+            code, stderr = self._run(words, folder)
+            if code is None:
+                raise EngineHang(f"no result in {self.timeout:g} s", stderr)
             if code:
-                raise EngineCrash(f"{_ending(code)}{': ' if said else ''}{said}")
-            if not os.path.exists(files["{out}"]):
-                raise EngineCrash("exit code 0, but no result file was written")
-            return read_result(files["{out}"])
+                last = stderr.rpartition("\n")[2][:300]
+                raise EngineCrash(f"{_ending(code)}{': ' if last else ''}{last}", stderr)
+            if not os.path.lexists(files["{out}"]):
+                raise EngineCrash("exit code 0, but no result file was written", stderr)
+            try:
+                return read_result(files["{out}"])
+            except InputError as error:
+                raise EngineCrash(str(error).replace(files["{out}"], "the result file"), stderr) from None
 
-    def _run(self, words: list[str]) -> tuple[int, str]:
-        """Exit code, and the last line of stderr; the command and what it started are gone afterwards."""
+    def _run(self, words: list[str], folder: str) -> tuple[int | None, str]:
+        """Exit code, None after the timeout, and the end of stderr; the command and its group are gone afterwards."""
+        process = _start(words, folder)
+        assert process.stderr is not None
+        pipe = process.stderr.fileno()
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        end = None if self.timeout is None else time.monotonic() + self.timeout
+        tail, closed = b"", False
         try:
+            while process.poll() is None and (end is None or time.monotonic() < end):
+                if closed:
+                    time.sleep(0.01)
+                elif poll.poll(50):
+                    chunk = os.read(pipe, 1 << 16)
+                    tail, closed = (tail + chunk)[-TAIL:], not chunk
+            code = process.poll()
+        finally:
+            _kill(process.pid)
+            process.wait()
+        # What it left in the pipe; a child in another session may hold it open, and go on writing.
+        os.set_blocking(pipe, False)
+        with process.stderr, contextlib.suppress(BlockingIOError):
+            for _ in range(64):
+                tail = (tail + os.read(pipe, 1 << 16))[-TAIL:]
+        return code, _printable(tail)
+
+
+_live: dict[str, int | None] = {}  # folders of commands, and the process in each
+_changing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    with _changing:
+        folder = tempfile.mkdtemp(prefix="mla-oracle-")
+        _live[folder] = None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        del _live[folder]
+
+
+def _start(words: list[str], folder: str) -> subprocess.Popen[bytes]:
+    try:
+        with _changing:
             process = subprocess.Popen(
                 words,
                 stdout=subprocess.DEVNULL,
@@ -68,20 +132,30 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except OSError as error:
-            raise InputError(f"the command {words[0]!r} cannot be run: {error.strerror}") from None
-        try:
-            _, stderr = process.communicate(timeout=self.timeout)
-        except subprocess.TimeoutExpired:
-            raise EngineHang(f"no result in {self.timeout:g} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            assert process.stderr is not None
-            process.stderr.close()
-        lines = stderr.decode(errors="replace").strip().splitlines()
-        return process.returncode, lines[-1][:300] if lines else ""
+            _live[folder] = process.pid
+    except OSError as error:
+        raise NoEngine(f"the command {words[0]!r} cannot be run: {error.strerror}") from None
+    return process
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def abandon() -> None:
+    """End every command at once and remove its folder, for a process that ends itself next."""
+    _changing.acquire()  # for good: nothing starts any more
+    for folder, group in list(_live.items()):
+        if group is not None:
+            _kill(group)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _printable(text: bytes) -> str:
+    """Whole lines without control characters."""
+    lines = text.decode(errors="replace").strip().split("\n")
+    return "\n".join("".join(c if c.isprintable() else " " for c in line).strip() for line in lines)
 
 
 def results_of(case: Case, returned: Any) -> dict[str, Array]:

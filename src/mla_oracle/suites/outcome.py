@@ -24,6 +24,7 @@ class Outcome:
     summary: str = ""  # of the diagnosis
     where: str = ""  # the fact that says most about the place
     facts: tuple[str, ...] = ()
+    stderr: str = ""  # the end of what a command that crashed or hung said
     lens: tuple[int, ...] = ()
     errors: Mapping[str, list[list[list[float]]]] = field(default_factory=dict)
     sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of every mutant (diagnosis.joint)

@@ -26,7 +26,7 @@ from ..checks import widen
 from ..errors import InputError
 from ..extensions import require_plain
 from ..mutants import Mutant
-from .engines import EngineCrash, EngineHang, results_of
+from .engines import EngineCrash, EngineHang, NoEngine, results_of
 from .outcome import Outcome, Report
 
 Engine = Callable[[Case], Any]
@@ -84,13 +84,12 @@ def run_one(case: Case | str, engine: Engine, numerics: Any = None) -> Outcome:
         returned = engine(problem)
         seconds = time.perf_counter() - start
         actual = results_of(problem, returned)
-    except EngineHang as error:
-        return Outcome(name, "hang", str(error), time.perf_counter() - start)
     except EngineCrash as error:
-        return Outcome(name, "crash", str(error), time.perf_counter() - start)
+        verdict = "hang" if isinstance(error, EngineHang) else "crash"
+        return Outcome(name, verdict, str(error), time.perf_counter() - start, stderr=error.stderr)
+    except NoEngine:
+        raise
     except InputError as error:
-        if isinstance(error.__cause__, OSError) or "cannot be run" in str(error):
-            raise
         return Outcome(name, "crash", str(error), time.perf_counter() - start)
     except (Exception, SystemExit) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
