@@ -266,8 +266,9 @@ def test_the_options_of_run_and_check_arrive(tmp_path: Path, case_file: Path, re
     assert tensors["out"]["dtype"] == tensors["lse"]["dtype"] == "f32"
     tensors = run("run", case_file, "--out-dtype", "bf16")[1]["tensors"]
     assert (tensors["out"]["dtype"], tensors["lse"]["dtype"]) == ("bf16", "f64")
-    assert run("check", case_file, result_file, "--rtol", "0")[0] == 1
-    assert run("check", case_file, result_file, "--rtol", "1")[0] == 0
+    code, answer, words = run("check", case_file, result_file, "--rtol", "0", "--tol", "1")
+    assert code == 0 and not answer["rules"]["allclose"]["accepts"] and answer["rules"]["tol"]["accepts"]
+    assert "rule allclose would reject: |g - w| <= 0 + 0 |w|" in words
 
 
 def test_a_case_is_not_replaced_by_its_result_and_no_kind_takes_an_unknown_backend(case_file: Path) -> None:

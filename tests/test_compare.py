@@ -131,22 +131,6 @@ def test_a_missing_lse_is_named_and_a_missing_out_refused(case, truth) -> None:
         verdict(case, truth, output=truth["out"])
 
 
-def test_only_the_rules_asked_for_apply(case, truth) -> None:
-    off = {**truth, "out": truth["out"] + 1e-3}
-    size = np.abs(truth["out"]).max()
-    assert not compare.check(case, off, truth, tol=0.9e-3 / max(size, 1)).passed
-    assert compare.check(case, off, truth, tol=1.1e-3 / max(size, 1)).passed
-    assert not compare.check(case, off, truth, atol=0.9e-3).passed
-    assert compare.check(case, off, truth, atol=1.1e-3).passed
-    assert not compare.check(case, off, truth, rtol=1e-2).passed  # elements near zero
-    assert compare.check(case, {**truth, "out": truth["out"] * 1.01}, truth, rtol=0.02).passed
-    small = {**truth, "out": truth["out"] * 1e-3}
-    assert compare.check(case, {**small, "out": small["out"] + 1e-4}, small, tol=2e-4).passed  # max(max |w|, 1)
-    for bad in (-1.0, math.nan, math.inf):
-        with pytest.raises(InputError, match="tol is"):
-            compare.check(case, off, truth, tol=bad)
-
-
 def test_the_verdict_says_what_it_was_made_for_and_by_how_much(case, truth) -> None:
     good = {"out": truth["out"].astype(np.float32), "lse": truth["lse"].astype(np.float32)}
     v = compare.check(case, good, truth)
@@ -184,12 +168,41 @@ def test_an_element_alone_can_decide(case, truth) -> None:
     assert ", the budget of one element allows " in v.reason and "(1 such rows of 32)" in v.reason
 
 
-def test_a_tolerance_that_is_asked_for_decides_and_the_budget_is_told(case, truth) -> None:
+def test_tolerances_that_are_asked_for_are_told_beside_and_decide_nothing(case, truth) -> None:
     off = {**truth, "out": truth["out"] + 1e-3}
-    v = compare.check(case, off, truth, atol=1.1e-3)
-    assert v.passed and v.reason.startswith("within the tolerance asked for; in units of the budget: out ")
-    assert v.figures["out"].units > 10 and v.figures["out"].atol == 1.1e-3
-    assert "1e-3" not in compare.check(case, off, truth).reason
+    size = max(np.abs(truth["out"]).max(), 1)
+
+    def accepts(actual=off, truth=truth, **asked) -> bool:
+        told = compare.check(case, actual, truth, **asked).rules
+        assert list(told) == ["tol" if "tol" in asked else "allclose"]
+        return told.popitem()[1]["accepts"]
+
+    assert not accepts(tol=0.9e-3 / size) and accepts(tol=1.1e-3 / size)
+    assert not accepts(atol=0.9e-3) and accepts(atol=1.1e-3)
+    assert not accepts(rtol=1e-2)  # elements near zero
+    assert accepts({**truth, "out": truth["out"] * 1.01}, rtol=0.02)
+    small = {**truth, "out": truth["out"] * 1e-3}
+    assert accepts({**small, "out": small["out"] + 1e-4}, small, tol=2e-4)  # max(max |w|, 1)
+    assert accepts(truth, tol=0) and accepts(truth, atol=0, rtol=0) and not accepts(tol=0) and not accepts(rtol=0)
+    assert list(compare.check(case, off, truth, tol=1, atol=1, rules="nmse").rules) == ["tol", "allclose", "nmse"]
+
+    asked = {"tol": 1, "atol": 1, "rtol": 1}
+    assert compare.check(case, off, truth, **asked).reason == compare.check(case, off, truth).reason
+    assert not compare.check(case, off, truth, **asked).passed
+    good = {"out": truth["out"].astype(np.float32)}
+    assert compare.check(case, good, truth, tol=0, atol=0).passed
+    assert not compare.check(case, good, truth, tol=0, atol=0).rules["tol"]["accepts"]
+    for bad in (-1.0, math.nan, math.inf):
+        with pytest.raises(InputError, match="tol is"):
+            compare.check(case, off, truth, tol=bad)
+
+
+def test_kinds_without_a_budget_are_told_the_same_way() -> None:
+    case = generate("append:rank=8,rope=4,dtype=bf16")
+    truth = expected(case)
+    off = {"kv_cache": (truth["kv_cache"].astype(np.float32) * 1.01).astype(truth["kv_cache"].dtype)}
+    v = compare.check(case, off, truth, rtol=0.02)
+    assert not v.passed and v.rules["allclose"]["accepts"]
 
 
 def test_rules_of_others_are_told_and_decide_nothing(case, truth) -> None:
@@ -198,6 +211,9 @@ def test_rules_of_others_are_told_and_decide_nothing(case, truth) -> None:
     assert not v.passed
     assert v.rules["nmse"]["accepts"] and not v.rules["seed"]["accepts"]
     assert compare.check(case, truth, truth, rules="all").passed
+    for wrong in (truth["out"] * np.nan, truth["out"][:1]):  # results that are not measured are judged, too
+        told = compare.check(case, {"out": wrong}, truth, rules="all", tol=1e9).rules
+        assert len(told) == 9 and not any(rule["accepts"] for rule in told.values())
     with pytest.raises(InputError, match="rule is 'x'"):
         compare.check(case, truth, truth, rules="x")
 

@@ -45,9 +45,15 @@ def test_a_wrong_kernel_fails_with_the_place_and_the_id(pytester: pytest.Pyteste
     )
 
 
-def test_the_tolerance_is_an_option(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(RIGHT)
-    pytester.runpytest_subprocess("--mla-tol=0").assert_outcomes(failed=7)
+def test_other_rules_are_told_beside_a_failure(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        def test_kernel(mla_case, mla_oracle):
+            out = mla_oracle.expected(mla_case)["out"]
+            mla_oracle.check(mla_case, 1.005 * out)
+    """)
+    result = pytester.runpytest_subprocess("--mla-rules=nmse+seed")
+    result.assert_outcomes(failed=7)
+    result.stdout.fnmatch_lines(["rule nmse would accept: NMSE*", "rule seed would reject: *"])
 
 
 def test_numerics_are_declared_for_all_tests_or_for_one(pytester: pytest.Pytester) -> None:

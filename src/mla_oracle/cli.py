@@ -59,12 +59,12 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="compare actual results with the f64 truth")
     check.add_argument("case", help="a case file, a folder with manifest.json, or an id")
     check.add_argument("actual", help="a result file: out, and lse if there is one")
-    check.add_argument("--tol", type=float, help="max |g - w| <= TOL * max(max |w|, 1)")
-    check.add_argument("--atol", type=float, help="|g - w| <= ATOL + RTOL * |w| for every element")
-    check.add_argument("--rtol", type=float)
     check.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds: a preset, FIELD=VALUE,... or both")
-    check.add_argument("--rules", metavar="NAMES", help="say what other projects' rules say: all, or names joined by +")
-
+    beside = check.add_argument_group("rules told beside the verdict, which is the budget's")
+    beside.add_argument("--rules", metavar="NAMES", help="other projects' rules: all, or names joined by +")
+    beside.add_argument("--tol", type=float, help="max |g - w| <= TOL * max(max |w|, 1)")
+    beside.add_argument("--atol", type=float, help="|g - w| <= ATOL + RTOL * |w| for every element")
+    beside.add_argument("--rtol", type=float)
     check.add_argument("--complete", action="store_true", help="a result that is missing, such as lse, fails")
     check.add_argument("--diagnose", action="store_true", help="say what a failing kernel computed instead")
     check.add_argument("--blind", action="store_true", help="say which wrong functions this case cannot tell")
@@ -115,7 +115,7 @@ def _add_ptx(commands: argparse._SubParsersAction[Parser]) -> None:
     run.add_argument("--arch", default="sm_90", help="default: sm_90")
     run.add_argument("--threads", type=int, help="default: all CPUs")
     run.add_argument("--no-checks", action="store_true", help="bounds and alignment alone, faster")
-    run.add_argument("--tol", type=float, help="as of check")
+    run.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
 
 
 def _argument_words() -> str:
@@ -184,12 +184,14 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
                 out_dtype=args.out_dtype,
             )
         case "check":
+            from .rules import in_words
+
             asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind", "complete")
             how = {name: getattr(args, name) for name in asked}
             verdict = commands.check(args.case, args.actual, **how)
             _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")
-            for name, rule in verdict["rules"].items():
-                _say(f"rule {name} would {'accept' if rule['accepts'] else 'reject'}: {rule['rule']}")
+            for line in in_words(verdict["rules"]):
+                _say(line)
             for name in verdict["missing"]:
                 _say(f"not judged: {name} is not among the results")
             _say_diagnosis(verdict.get("diagnosis"))
@@ -227,7 +229,7 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
 
             answer = command.run(
                 args.file, args.kernel, args.grid, args.block, args.smem, args.case, args=args.args, arch=args.arch,
-                checks=not args.no_checks, threads=args.threads, tol=args.tol,
+                checks=not args.no_checks, threads=args.threads, numerics=args.numerics,
             )  # fmt: skip
             for line in filter(None, [answer["fault"], *answer["warnings"]]):
                 _say(line)

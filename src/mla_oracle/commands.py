@@ -85,6 +85,7 @@ def check(
 ) -> JSON:
     """The verdict on the results in the file `actual` against the f64 truth of the case.
 
+    `rules`, `tol`, `atol`, `rtol`: say what they would have said; none decides.
     `diagnose`: say what a failing kernel computed instead; `blind`: say which wrong functions the case cannot tell;
     `complete`: a result that is missing fails.
     """

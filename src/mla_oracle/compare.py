@@ -6,8 +6,8 @@
     3. attention: the budget of every row of out and of its LSE, for the numerics declared or inferred (budget.py)
        other kinds: tolerances derived from the roundings an honest kernel makes (tolerance.py)
 
-A tolerance that is asked for takes the place of 3, and the verdict says so; the budget is then told beside it. Rules
-of other projects (rules.py) that are asked for are told beside it too and decide nothing.
+What tolerances that are asked for, and other projects' rules (rules.py), would have said is told beside the verdict
+and decides nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .cases import AppendCase, Case, DenseCase, PagedCase
 from .checks import widen
 from .errors import InputError
 from .locate import first_nonfinite_inputs, locate
-from .tolerance import Tolerance, limits, rounding
+from .tolerance import Limits, limits, rounding
 
 if TYPE_CHECKING:
     from .numerics import Numerics
@@ -50,7 +50,7 @@ class Figures:
     allowed: float | None = None  # what of that the budget allows
     cosine: float | None = None
     norm_ratio: float | None = None
-    # Where tolerances decide, those that did.
+    # In the other kinds, the tolerances that decide.
     tol: float | None = None
     atol: float | str | None = None
     rtol: float | None = None
@@ -67,7 +67,7 @@ class Verdict:
     nonfinite_inputs: list[dict[str, Any]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     numerics: dict[str, str] = field(default_factory=dict)  # what the budget was made for, and who said so
-    rules: dict[str, Any] = field(default_factory=dict)  # what other projects' rules say, where asked for
+    rules: dict[str, Any] = field(default_factory=dict)  # what other rules say, where asked for; they decide nothing
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -91,10 +91,10 @@ def check(
     The first result of the case's kind must be there; the others may be missing and are then named in the verdict,
     and fail it where `complete` is asked for.
     `numerics`: what the kernel rounds, see `numerics.resolve`; None infers it from the dtypes. `rules`: "all", or names
-    of rules.RULES joined by +. Raises InputError for a missing or unknown tensor, a tolerance that is negative or not
-    a number, unknown numerics or rules.
+    of rules.RULES joined by +; `tol`, `atol`, `rtol`: rules of one's own. They are told in the verdict's `rules`, and
+    none decides. Raises InputError for a missing or unknown tensor, a tolerance that is negative or not a number,
+    unknown numerics or rules.
     """
-    asked = Tolerance(tol, atol, rtol).checked()
     for name in actual:
         if name not in truth:
             raise InputError(f"the actual results hold {name}, expected {', '.join(truth)}")
@@ -103,30 +103,36 @@ def check(
         raise InputError(f"the actual results hold no {main}, expected {', '.join(truth)}")
 
     reasons = {}
+    compared = {}
     for name in truth:
         if name in actual:
-            reason = form(name, actual[name], truth[name], case) or _nonfinite(name, actual[name], truth[name], case)
+            reason = form(name, actual[name], truth[name], case)
+            if reason is None:
+                compared[name] = actual[name]
+                reason = _nonfinite(name, actual[name], truth[name], case)
             if reason is not None:
                 reasons[name] = reason
     if complete:
         reasons |= {name: f"{name} is missing" for name in case.results if name not in actual}
-    measured = {name: actual[name] for name in truth if name in actual and name not in reasons}
+    measured = {name: array for name, array in compared.items() if name not in reasons}
     judge = _Judge(case, {name: dtypes.name_of(array.dtype) for name, array in measured.items()}, truth, numerics)
     figures = {}
     for name, array in measured.items():
-        figures[name], reason = judge.measure(name, array, asked)
+        figures[name], reason = judge.measure(name, array)
         if reason is not None:
             reasons[name] = reason
     told = {}
-    if rules is not None:
+    if any(asked is not None for asked in (rules, tol, atol, rtol)):
         from .rules import told as told_by
 
-        told = told_by(rules, {name: widen(array, np.float64) for name, array in measured.items()}, truth)
+        given = {name: widen(compared[name], np.float64) if name in compared else None for name in actual}
+        right = {name: widen(truth[name], np.float64) for name in actual}
+        told = told_by(rules, given, right, tol=tol, atol=atol, rtol=rtol)
     return Verdict(
         case=case.name,
         passed=not reasons,
-        reason="; ".join([reasons[name] for name in truth if name in reasons] + judge.blame(reasons, figures, asked))
-        or judge.praise(figures, asked),
+        reason="; ".join([reasons[name] for name in truth if name in reasons] + judge.blame(reasons, figures))
+        or judge.praise(figures),
         figures=figures,
         nonfinite_inputs=first_nonfinite_inputs(case),
         missing=[name for name in truth if name not in actual],
@@ -179,22 +185,20 @@ class _Judge:
         elif numerics is not None:
             raise InputError(f"numerics is given for a {case.kind} case, expected a paged, naive or absorbed one")
 
-    def praise(self, figures: dict[str, Figures], asked: Tolerance) -> str:
+    def praise(self, figures: dict[str, Figures]) -> str:
         """Why a pass is one."""
         units = {name: figure.units for name, figure in figures.items() if figure.units is not None}
         if not units:
             return "within tolerance of the f64 truth"
         used = ", ".join(f"{name} {value:.3g}" for name, value in units.items())
-        if asked.asked:
-            return f"within the tolerance asked for; in units of the budget: {used}"
         return f"within budget of the f64 truth ({used} of it), numerics {self.numerics['origin']}"
 
-    def blame(self, reasons: dict[str, str], figures: dict[str, Figures], asked: Tolerance) -> list[str]:
+    def blame(self, reasons: dict[str, str], figures: dict[str, Figures]) -> list[str]:
         """What a failed budget was made for."""
-        failed = any(name in self.budgets and name in figures for name in reasons) and not asked.asked
+        failed = any(name in self.budgets and name in figures for name in reasons)
         return [f"numerics {self.numerics['origin']}"] if failed else []
 
-    def measure(self, name: str, actual: Array, asked: Tolerance) -> tuple[Figures, str | None]:
+    def measure(self, name: str, actual: Array) -> tuple[Figures, str | None]:
         from .metrics import ulp
 
         g, w = widen(actual, np.float64), widen(self.truth[name], np.float64)
@@ -208,14 +212,11 @@ class _Judge:
             "max_abs_expected": float(size.max(initial=0)),
             "max_ulp": int(ulp(actual, w).max(initial=0)) if kind in FLOAT_RESULTS else 0,
         }
-        reason = None
-        index: tuple[int, ...] = ()
         if name in self.budgets:
-            index, budgeted, reason = self._by_budget(name, actual, g, w)
-            values |= budgeted
-        if asked.asked or name not in self.budgets:
-            index, tolerated, reason = _by_tolerance(name, error, g, w, limits(name, size, kind, self.case, asked))
-            values |= tolerated
+            index, decided, reason = self._by_budget(name, actual, g, w)
+        else:
+            index, decided, reason = _by_tolerance(error, limits(name, size, kind, self.case))
+        values |= decided
         where = locate(self.case, name, index) if error.size else {}
         values["worst"] = {**where, "actual": float(g[index]), "expected": float(w[index])} if error.size else {}
         if reason is not None:
@@ -256,9 +257,7 @@ class _Judge:
         return index, values, reason if over else None
 
 
-def _by_tolerance(
-    name: str, error: Array, g: Array, w: Array, limit: Any
-) -> tuple[tuple[int, ...], dict[str, Any], str | None]:
+def _by_tolerance(error: Array, limit: Limits) -> tuple[tuple[int, ...], dict[str, Any], str | None]:
     over = error - limit.allowed
     index = tuple(int(i) for i in np.unravel_index(int(over.argmax()), over.shape)) if over.size else ()
     values = {"tol": limit.tol, "rtol": limit.rtol, "atol": limit.atol}

@@ -26,10 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mla-case", action="append", metavar="ID", help="a case id or file for mla_case (repeatable)")
     group.addoption("--mla-suite", metavar="S", help="cases of mla_suite: a folder of mla-oracle suite, or a geometry")
     group.addoption("--mla-seed", type=int, default=1, metavar="N", help="seed of the default cases (default: 1)")
-    group.addoption("--mla-tol", type=float, metavar="X", help="max |g - w| <= X * max(max |w|, 1)")
-    group.addoption("--mla-atol", type=float, metavar="X", help="|g - w| <= ATOL + RTOL * |w|")
-    group.addoption("--mla-rtol", type=float, metavar="X", help="|g - w| <= ATOL + RTOL * |w|")
     group.addoption("--mla-numerics", metavar="SPEC", help="what the kernel rounds: a preset, FIELD=VALUE,... or both")
+    group.addoption("--mla-rules", metavar="NAMES", help="other projects' rules, told beside: all, or joined by +")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -37,7 +35,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
     given = {
         option: value
-        for option in ("case", "suite", "seed", "tol", "atol", "rtol", "numerics")
+        for option in ("case", "suite", "seed", "numerics", "rules")
         if (value := config.getoption(f"mla_{option}")) is not None
     }
     return f"mla-oracle: {__version__}, " + ", ".join(f"{option} {value}" for option, value in given.items())
@@ -105,8 +103,8 @@ def mla_case(request: pytest.FixtureRequest) -> Any:
 class Oracle:
     """What the fixture `mla_oracle` gives: expected results, and an assertion on actual ones."""
 
-    def __init__(self, tolerances: dict[str, float | None], numerics: str | None) -> None:
-        self.tolerances, self.numerics = tolerances, numerics
+    def __init__(self, numerics: str | None, rules: str | None) -> None:
+        self.numerics, self.rules = numerics, rules
 
     def expected(self, case: Any, *, precision: str = "f64") -> dict[str, Any]:
         """The results of `case` by name."""
@@ -122,21 +120,23 @@ class Oracle:
         __tracebackhide__ = True
         from . import compare
         from .arrays import as_array
+        from .rules import in_words
 
         given = {case.results[0]: out, "lse": lse, **others}
         actual = {name: as_array(name, value) for name, value in given.items() if value is not None}
         if numerics is None and case.kind == "paged":
             numerics = self.numerics
-        how: dict[str, Any] = {**self.tolerances, "numerics": numerics}
-        verdict = compare.check(case, actual, self.expected(case), **how)
+        verdict = compare.check(case, actual, self.expected(case), numerics=numerics, rules=self.rules)
         if not verdict.passed:
-            repeat = f"\nthe case again: mla-oracle case {case.id} -o FILE" if case.id else ""
-            pytest.fail(f"{verdict.reason}{_suspected(case, actual, numerics)}{repeat}", pytrace=False)
+            lines = [verdict.reason, *_suspected(case, actual, numerics), *in_words(verdict.rules)]
+            if case.id:
+                lines.append(f"the case again: mla-oracle case {case.id} -o FILE")
+            pytest.fail("\n".join(lines), pytrace=False)
         return verdict
 
 
-def _suspected(case: Any, actual: dict[str, Any], numerics: Any) -> str:
-    """A line that says what was computed instead; empty where the results have not the form of any."""
+def _suspected(case: Any, actual: dict[str, Any], numerics: Any) -> list[str]:
+    """A line that says what was computed instead; none where the results have not the form of any."""
     from .diagnosis import diagnose
     from .errors import InputError
 
@@ -145,12 +145,11 @@ def _suspected(case: Any, actual: dict[str, Any], numerics: Any) -> str:
     try:
         found = diagnose(case, actual[main], actual.get("lse"), numerics=numerics, others=others)
     except InputError:
-        return ""
-    return f"\n{found.summary}" if found.facts else ""
+        return []
+    return [found.summary] if found.facts else []
 
 
 @pytest.fixture
 def mla_oracle(pytestconfig: pytest.Config) -> Oracle:
     """The oracle: `check(case, out, lse)` and `expected(case)`, as the command line says."""
-    tolerances = {name: pytestconfig.getoption(f"mla_{name}") for name in ("tol", "atol", "rtol")}
-    return Oracle(tolerances, pytestconfig.getoption("mla_numerics"))
+    return Oracle(pytestconfig.getoption("mla_numerics"), pytestconfig.getoption("mla_rules"))

@@ -7,7 +7,8 @@ To add one, write a function and enter it in RULES with its source.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,12 +32,18 @@ class Rule(NamedTuple):
     lse: Callable[[Array, Array], Outcome] | None  # None: it does not look at the LSE
 
 
+def _over(error: Any, allowed: Any) -> Array:
+    """error / allowed; no error is within nothing allowed."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0, 0.0, error / allowed)
+
+
 def _whole(tol: float) -> Callable[[Array, Array], Outcome]:
     """max |g - w| <= tol * max(max |w|, 1)"""
 
     def rule(g: Array, w: Array) -> Outcome:
-        figure = float(np.abs(g - w).max(initial=0)) / (tol * max(float(np.abs(w).max(initial=0)), 1.0))
-        return Outcome(figure <= 1, figure)
+        figure = _over(np.abs(g - w).max(initial=0), tol * max(float(np.abs(w).max(initial=0)), 1.0))
+        return Outcome(bool(figure <= 1), float(figure))
 
     return rule
 
@@ -45,7 +52,7 @@ def _allclose(atol: float, rtol: float, share: float = 1.0) -> Callable[[Array, 
     """|g - w| <= atol + rtol |w| for at least `share` of the elements"""
 
     def rule(g: Array, w: Array) -> Outcome:
-        over = np.abs(g - w) / (atol + rtol * np.abs(w))
+        over = _over(np.abs(g - w), atol + rtol * np.abs(w))
         figure = float(np.quantile(over, share, method="inverted_cdf")) if over.size else 0.0
         return Outcome(figure <= 1, figure)
 
@@ -92,26 +99,59 @@ RULES = {
 }
 
 
-def told(names: str | tuple[str, ...], actual: dict[str, Array], truth: dict[str, Array]) -> dict[str, Any]:
-    """What the rules `names` ("all", or names joined by +) say of actual and truth (f64) of out and lse."""
-    asked = tuple(names.split("+")) if isinstance(names, str) else names
+def own(tol: float | None = None, atol: float | None = None, rtol: float | None = None) -> dict[str, Rule]:
+    """The rules "tol" and "allclose" that these numbers make. Raises InputError for one that is no tolerance."""
+    for name, value in (("tol", tol), ("atol", atol), ("rtol", rtol)):
+        if value is not None and not 0 <= value < math.inf:
+            raise InputError(f"{name} is {value}, expected 0 or more")
     found = {}
-    for name in RULES if asked == ("all",) else asked:
+    if tol is not None:
+        found["tol"] = Rule(f"max |g - w| <= {tol:g} max(max |w|, 1)", _whole(tol), _whole(tol))
+    if atol is not None or rtol is not None:
+        each = _allclose(atol or 0.0, rtol or 0.0)
+        found["allclose"] = Rule(f"|g - w| <= {atol or 0:g} + {rtol or 0:g} |w|", each, each)
+    return found
+
+
+def told(
+    names: str | tuple[str, ...] | None,
+    actual: Mapping[str, Array | None],
+    truth: Mapping[str, Array],
+    **tolerances: float | None,
+) -> dict[str, Any]:
+    """What the rules `names` ("all", or names joined by +) and those of `tolerances` (see `own`) say of a result.
+
+    `actual`: arrays in f64; None: it was not of the shape of the truth, which no rule accepts. Raises InputError.
+    """
+    chosen = names.split("+") if isinstance(names, str) else names or ()
+    chosen = tuple(RULES) if tuple(chosen) == ("all",) else tuple(chosen)
+    for name in chosen:
         if name not in RULES:
             raise InputError(f"rule is {name!r}, expected all or {', '.join(RULES)}")
-        rule = RULES[name]
+    found = {}
+    for name, rule in {**own(**tolerances), **{name: RULES[name] for name in chosen}}.items():
         outcomes = {}
-        for result, judge in (("out", rule.out), ("lse", rule.lse)):
-            if judge is not None and result in actual:
-                g, w = actual[result], truth[result]
-                finite = np.isfinite(g) & np.isfinite(w)
-                alike = (g == w) | (np.isnan(g) & np.isnan(w))
-                outcomes[result] = judge(g[finite], w[finite])
-                if not (finite | alike).all():
-                    outcomes[result] = Outcome(False, float("inf"))
+        for result, g in actual.items():
+            judge = rule.lse if result.endswith("lse") else rule.out
+            if judge is not None:
+                outcomes[result] = _outcome(judge, g, truth[result])
         found[name] = {
             "rule": rule.source,
             "accepts": all(outcome.accepts for outcome in outcomes.values()),
             "figures": {result: outcome.figure for result, outcome in outcomes.items()},
         }
     return found
+
+
+def _outcome(judge: Callable[[Array, Array], Outcome], g: Array | None, w: Array) -> Outcome:
+    """What is not finite must be the same; the rest is the rule's."""
+    if g is None:
+        return Outcome(False, math.inf)
+    finite = np.isfinite(g) & np.isfinite(w)
+    alike = (g == w) | (np.isnan(g) & np.isnan(w))
+    return judge(g[finite], w[finite]) if (finite | alike).all() else Outcome(False, math.inf)
+
+
+def in_words(told: Mapping[str, Any]) -> list[str]:
+    """A line for each rule."""
+    return [f"rule {n} would {'accept' if said['accepts'] else 'reject'}: {said['rule']}" for n, said in told.items()]

@@ -1,76 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tolerances: limits on |g - w| that need no emulation, element by element.
+"""Tolerances: limits on |g - w| that need no emulation, for the kinds of case that have no budget.
 
     max |g - w| <= tol * max(max |w|, 1)        over the whole tensor
     |g - w| <= atol + rtol * |w|                element by element
 
-Those that are asked for apply; with none, both do, derived from the roundings an honest kernel makes (`rounding`), and
-the second is relative to the element's own row for every result but an LSE: atol is then tol times the largest |w| of
-the row. So are judged the kinds of case that have no budget.
+Both apply, derived from the roundings an honest kernel makes (`rounding`). For every result but an LSE atol is tol
+times the largest |w| of the element's own row.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from . import dtypes
 from .arrays import Array
 from .cases import AppendCase, Case, DenseCase, PagedCase, RopeCase
-from .errors import InputError
 from .extensions import require_plain
 
 UNIT_ROUNDOFF = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 
 
-class Tolerance(NamedTuple):
-    """What was asked for; None: not."""
-
-    tol: float | None = None
-    atol: float | None = None
-    rtol: float | None = None
-
-    @property
-    def asked(self) -> bool:
-        return any(value is not None for value in self)
-
-    def checked(self) -> Tolerance:
-        """Itself. Raises InputError for a value that is negative or not a number."""
-        for name, value in self._asdict().items():
-            if value is not None and not 0 <= value < math.inf:
-                raise InputError(f"{name} is {value}, expected 0 or more")
-        return self
-
-
 class Limits(NamedTuple):
-    """The limit of every element, and the tolerances that made it."""
+    """The limit of every element, and the tolerances that made it; atol "row": relative to the element's row."""
 
     allowed: Array
-    tol: float | None
-    atol: float | str | None
-    rtol: float | None
+    tol: float
+    atol: float | str
+    rtol: float
 
 
-def limits(name: str, size: Array, kind: str, case: Case, asked: Tolerance) -> Limits:
+def limits(name: str, size: Array, kind: str, case: Case) -> Limits:
     """The limits of the result `name`, whose truth is |w| = size and which was returned as dtype `kind`."""
-    tol, atol, rtol = asked
-    shown: float | str | None = atol
-    floor: Any = atol or 0.0
-    each = atol is not None or rtol is not None
-    if not asked.asked:
-        honest = rounding(case, kind)
-        each = True
-        if name.endswith("lse"):
-            rtol = honest.lse
-            tol = shown = floor = honest.lse_floor
-        else:
-            tol = rtol = honest.row
-            shown, floor = "row", honest.row * size.max(axis=-1, keepdims=True, initial=0)
-    whole = math.inf if tol is None else tol * max(float(size.max(initial=0)), 1.0)
-    allowed = np.minimum(whole, floor + (rtol or 0.0) * size if each else np.inf)
-    return Limits(np.broadcast_to(allowed, size.shape), tol, shown, rtol)
+    honest = rounding(case, kind)
+    if name.endswith("lse"):
+        tol, rtol, floor = honest.lse_floor, honest.lse, np.asarray(honest.lse_floor)
+    else:
+        tol, rtol, floor = honest.row, honest.row, honest.row * size.max(axis=-1, keepdims=True, initial=0)
+    whole = tol * max(float(size.max(initial=0)), 1.0)
+    allowed = np.broadcast_to(np.minimum(whole, floor + rtol * size), size.shape)
+    return Limits(allowed, tol, tol if name.endswith("lse") else "row", rtol)
 
 
 class Rounding(NamedTuple):

@@ -19,7 +19,7 @@ from ..arrays import Array
 from ..cases import AppendCase, Case, DenseCase, PagedCase
 from ..checks import widen
 from ..numerics import Numerics
-from ..tolerance import Tolerance, limits
+from ..tolerance import limits
 
 COARSE = 2.0**-7
 
@@ -49,7 +49,7 @@ class Measure:
         else:
             for name, kind in kinds.items():
                 size = np.abs(np.where(np.isfinite(truth[name]), truth[name], 0)).astype(np.float64)
-                allowed = np.array(limits(name, size, kind, case, Tolerance()).allowed)
+                allowed = np.array(limits(name, size, kind, case).allowed)
                 self._scales[name] = np.where(np.isfinite(widen(truth[name], np.float64)), allowed, 0)
                 rows = allowed.shape if name.endswith("lse") else allowed.shape[:-1]
                 self._limits[name] = (np.full(rows, np.inf), np.ones(rows))

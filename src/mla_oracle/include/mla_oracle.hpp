@@ -266,7 +266,7 @@ inline std::string no_answer(const std::string& op, int status, const std::strin
 
 // ---- asking
 
-struct Option {  // as on the command line: {"precision", "f32"}, {"tol", 1e-3}
+struct Option {  // as on the command line: {"numerics", "flashmla"}, {"tol", 1e-3}
   Option(std::string key, std::string text) : name(std::move(key)), value(text), json(Json::quote(text)) {}
   Option(std::string key, double x) : Option(std::move(key), detail::number(x)) {
     if (std::isfinite(x)) json = value;  // JSON has no other numbers; the oracle says what is wrong with a word

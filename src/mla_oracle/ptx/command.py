@@ -29,7 +29,7 @@ def run(
     arch: str = "sm_90",
     checks: bool = True,
     threads: int | None = None,
-    tol: float | None = None,
+    numerics: str | None = None,
 ) -> dict[str, Any]:
     """Launch `kernel` with the arguments the words of `args` name (convention.py). Raises InputError.
 
@@ -58,7 +58,7 @@ def run(
     from mla_oracle.commands import compare_with_truth
 
     actual = {name: machine.download(buffer) for name, buffer in filled.items()}
-    comparison = compare_with_truth(problem, actual, tol=tol)
+    comparison = compare_with_truth(problem, actual, numerics=numerics)
     return {"verdict": comparison["verdict"], **answer, "comparison": comparison}
 
 
