@@ -239,7 +239,31 @@ def overflowing(s):
     return [x / sum(w) for x in w]
 
 
+def combined(acc, total):
+    """Sums of acc_i acc(m_i - M) and of l_i total(m_i - M), one divided by the other."""
+
+    def attend(k, b, t, h):
+        s = States(k, b, t, h)
+        if not s.full:
+            return k.empty(b, t, h)
+        top = max(s.m[i] for i in s.full)
+        z = sum(s.z[i] * total(s.m[i] - top, 0) for i in s.full)
+        return sum(s.acc[i] * acc(s.m[i] - top, 0) for i in s.full) / z, k.lse(top, z, 0)
+
+    return {"attend": attend}
+
+
+def two(down, other):
+    return 2**down
+
+
 MERGE = {
+    "acc-not-rescaled": combined(one, e),
+    "sum-not-rescaled": combined(e, one),
+    "nothing-rescaled": combined(one, one),
+    "rescaled-base-2": combined(two, two),
+    "acc-base-2": combined(two, e),
+    "sum-base-2": combined(e, two),
     "equal": merge(lambda s: [1 / len(s.full)] * len(s.z)),
     "sum": merge(lambda s: [1.0] * len(s.z)),
     "without-maximum": merge(lambda s: [z / sum(s.z) for z in s.z]),

@@ -113,6 +113,10 @@ PAGING = {
     "next-entry": of_used(lambda k, b, i: i + 1),
     "entry-before": of_used(lambda k, b, i: max(i - 1, 0)),
     "pairs-swapped": of_used(lambda k, b, i: i ^ 1 if i ^ 1 < used(k, b) else i),
+    "edge-early": {"address": lambda k, b, j: None if at(k, b, (j + 1) // k.P) is None
+                   else at(k, b, (j + 1) // k.P) * k.stride + j % k.P * k.D * k.item},
+    "row-rotated": slot(lambda k, b, j: None if at(k, b, j // k.P) is None
+                        else at(k, b, j // k.P) * k.P + (j + 1) % k.P),
     "next-page-id": entry(lambda k, b, i: None if at(k, b, i) is None else at(k, b, i) + 1),
     "table-int64": entry(lambda k, b, i: 0 if i % 2 else at(k, b, i // 2)),
     "truncated-last": zero_from(lambda n: n - 1),
@@ -167,6 +171,7 @@ def padded(k):
 ADDRESS = {
     "stride.pages": bytes_of(lambda k, page: page * k.page_bytes),
     "stride.pages-doubled": bytes_of(lambda k, page: page * 2 * k.page_bytes),
+    "stride.value-width-of-pages": bytes_of(lambda k, page: page * k.P * k.V * k.item),
     "stride.value-width": bytes_of(lambda k, page: page * k.P * k.V * k.item, lambda k: k.V * k.item),
     "stride.value-width-in-page": bytes_of(lambda k, page: page * k.stride, lambda k: k.V * k.item),
     "stride.padded-rows": bytes_of(lambda k, page: page * k.P * padded(k), padded),
@@ -226,6 +231,18 @@ def pads(tile):
     return {"attend": attend}
 
 
+def pads_of_rows(tile):
+    """Lanes of zeros up to the next multiple of the tile after the last key that the query token sees."""
+
+    def attend(k, b, t, h):
+        js = right(k, b, t, h)
+        lanes = -len(js) % tile
+        s = [k.score(b, t, h, j) for j in js] + [0.0] * lanes
+        return k.softmax(b, t, h, s, [k.value(b, j) for j in js] + [np.zeros(k.V)] * lanes)
+
+    return {"attend": attend}
+
+
 def masked(score):
     """Keys that are not seen have this score."""
 
@@ -279,6 +296,8 @@ TAIL = {
     "pad.lanes-128": pads(lambda k: 128),
     "pad.lanes-256": pads(lambda k: 256),
     "pad.lanes-page": pads(lambda k: k.P),
+    "pad.rows-32": pads_of_rows(32),
+    "pad.rows-64": pads_of_rows(64),
     "pad.masked-as-zero": masked(0.0),
     "tail.nan-value": touched(Kernel.row),
     "tail.nan-score": touched(Kernel.row, value=False),

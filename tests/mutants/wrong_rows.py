@@ -223,6 +223,7 @@ LSE = {
     "minus-maximum": lse(lambda k, m, z, n: (math.log(z) - m) * k.unit),
     "sum": lse(lambda k, m, z, n: z * math.exp(m)),
     "l-only": lse(lambda k, m, z, n: z),
+    "log-left-out": lse(lambda k, m, z, n: (m + z) * k.unit),
     "mean": lse(lambda k, m, z, n: (m + math.log(z / n)) * k.unit),
     "zero": {"finish": lambda k, out, lse: (out, np.zeros(lse.shape))},
     "all-minus-inf": {"finish": lambda k, out, lse: (out, np.full(lse.shape, -math.inf))},

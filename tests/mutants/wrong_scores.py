@@ -127,7 +127,17 @@ def tail_heads(k, x, p, b, t, h):
     return k.turn(x, p - 1) if t > 0 and h < over else x
 
 
+def exp2(k, b, t, h, s, v):
+    """Weights 2^(s - m) of natural scores."""
+    if not s:
+        return k.empty(b, t, h)
+    m = max(s)
+    w = [2.0 ** (x - m) for x in s]
+    return sum(w[i] * v[i] for i in range(len(s))) / sum(w), k.lse(m, sum(w), len(s))
+
+
 TEMPERATURE = {
+    "exp2": {"softmax": exp2},
     "row-width": scale(lambda k, s: 1 / math.sqrt(k.D)),
     "value-width": scale(lambda k, s: 1 / math.sqrt(k.V)),
     "rope-width": scale(lambda k, s: 1 / math.sqrt(k.R)),

@@ -126,6 +126,14 @@ MUTANTS = (
         page_above_0,
         edit=lambda problem, plan: replace(plan, page_stride=2 * problem.memory.page_bytes),
     ),
+    _mutant(
+        "stride.value-width-of-pages",
+        STRIDE,
+        "page at id P V elements, rows within it where they are",
+        narrow,
+        page_above_0,
+        edit=lambda problem, plan: replace(plan, page_stride=plan.block * problem.V * problem.memory.item),
+    ),
     row_stride("value-width", "rows V elements apart, pages too", lambda p: p.V, narrow, pages=True),
     row_stride(
         "value-width-in-page",

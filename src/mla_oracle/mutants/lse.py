@@ -77,6 +77,7 @@ MUTANTS = (
     _mutant("minus-maximum", FAMILY, "lse = log l - m", edit=value(lambda p, m, z: (np.log(z) - m) * p.unit)),
     _mutant("sum", FAMILY, "l e^m, the log not taken", edit=value(lambda p, m, z: z * np.exp(m))),
     _mutant("l-only", FAMILY, "l, neither log nor maximum", edit=value(lambda p, m, z: z)),
+    _mutant("log-left-out", FAMILY, "lse = m + l", edit=value(lambda p, m, z: (m + z) * p.unit)),
     _mutant(
         "mean",
         FAMILY,

@@ -14,7 +14,7 @@ import numpy as np
 from ..arrays import Array
 from .mutant import Maker, Mutant
 from .needs import Need, one_key, paged, three_pages, two_pages, two_requests
-from .plan import Plan
+from .plan import Plan, table_entry
 from .problem import Problem
 
 wide_table = Need(
@@ -69,6 +69,15 @@ def _flat_start(problem: Problem, plan: Plan) -> Array:
     """Pages of all requests one after the other; request b from page floor(tokens before it / P)."""
     used = [problem.table[b, : problem.used(b)] for b in range(problem.B)]
     return np.concatenate(used)[int(problem.lens[: plan.b].sum()) // problem.block :]
+
+
+def _edge_early(problem: Problem, plan: Plan) -> Plan:
+    def address(own: Plan, j: Array) -> Array:
+        first = table_entry(own, (j + 1) // own.block, lambda page: page * own.page_stride)
+        row: Array = first + j % own.block * own.row_stride
+        return row
+
+    return replace(plan, address=address)
 
 
 def truncated(keep: Callable[[int], int], name: str, words: str) -> Mutant:
@@ -165,6 +174,13 @@ MUTANTS = (
         "bt[i] <- bt[i xor 1]",
         two_pages,
         edit=entries(lambda problem, p, i: np.where((i ^ 1) < len(i), i ^ 1, i)),
+    ),
+    _mutant(
+        "edge-early",
+        ENTRY,
+        "slot(j) = bt[(j + 1) // P] P + j mod P: the last row of a page from the next entry",
+        Need("a whole page", lambda p: int(p.lens.max(initial=0)) >= p.block),
+        edit=_edge_early,
     ),
     _mutant("next-page-id", ENTRY, "bt[i] <- bt[i] + 1", one_key, edit=table(lambda _, plan: plan.table + 1)),
     _mutant(

@@ -120,6 +120,17 @@ MUTANTS = (
         edit=slots(lambda _, plan, j: table_entry(plan, j // plan.block, lambda page: page) + j % plan.block),
     ),
     _mutant(
+        "row-rotated",
+        SIZE,
+        "token j in row (j + 1) mod P of its page",
+        rows_between,
+        edit=slots(
+            lambda _, plan, j: (
+                table_entry(plan, j // plan.block, lambda page: page * plan.block) + (j + 1) % plan.block
+            )
+        ),
+    ),
+    _mutant(
         "next-slot",
         SIZE,
         "token j in slot j mod P + 1 of its page",

@@ -113,6 +113,28 @@ def pads(tile: int) -> Mutant:
     )
 
 
+def pads_of_rows(tile: int) -> Mutant:
+    """Each query token has a loop of its own length: its last tile is padded, not the request's."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        more = np.where((top := bound(plan)) > 0, -top % tile, 0)  # [T]
+        zero = np.zeros((len(plan.t), problem.H, problem.V))
+        logs = np.where(more > 0, np.log(np.maximum(more, 1)), -np.inf)[:, None]
+        return replace(plan, extras=(*plan.extras, Part(zero, np.broadcast_to(logs, zero.shape[:2]))))
+
+    return _mutant(
+        f"pad.rows-{tile}",
+        PADS,
+        f"Z <- Z + (-n mod {tile}) e^0, n the keys that the query token sees",
+        one_key,
+        Need("two query tokens of one request under a causal bound", lambda p: p.causal and p.T >= 2),
+        unsharded,
+        edit=edit,
+        tile=tile,
+        refs="flashinfer-ai/flashinfer#3716",
+    )
+
+
 _TAIL = "flashinfer-ai/flashinfer#941 flashinfer-ai/flashinfer#942 NVIDIA/cudnn-frontend#624"
 
 
@@ -131,6 +153,8 @@ MUTANTS = (
         unsharded,
         edit=pad_lanes(lambda p: p.block),
     ),
+    pads_of_rows(32),
+    pads_of_rows(64),
     _mutant(
         "pad.masked-as-zero",
         "mask value",

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from .mutant import Mutant
 from .needs import Need, geometry, rope, two_keys, yarn
 from .plan import Plan
@@ -61,6 +63,12 @@ def _latent_only(problem: Problem, plan: Plan) -> Plan:
 
 def _rope_only(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, q_latent=plan.q_latent / problem.scale)
+
+
+def _exp2(problem: Problem, plan: Plan) -> Plan:
+    """The scores are natural, and so is the maximum that is kept."""
+    cooled = replace(plan, scale=plan.scale * math.log(2))
+    return replace(cooled, log_sum=lambda p, m, z: (m / math.log(2) + np.log(z)) * p.unit)
 
 
 MUTANTS = (
@@ -122,6 +130,14 @@ MUTANTS = (
     _mutant("bf16", "scale <- bf16(scale)", lambda p: _bf16(p.scale)),
     factor(math.log(2), "no-log2e"),
     factor(1 / math.log(2), "log2e-twice"),
+    Mutant(
+        name="temperature.exp2",
+        family=FAMILY,
+        formula="2^(s - m) for e^(s - m), m natural: s <- 0.693147 s, and m not in the lse",
+        parameters={"factor": math.log(2)},
+        conditions=(two_keys,),
+        edit=_exp2,
+    ),
     factor(0.5, "half"),
     factor(2.0, "double"),
     factor(1.05),
