@@ -15,12 +15,13 @@ from .curves import curves
 from .facts import plural, ranges
 from .samples import samples
 from .score import Evidence, Fit, ranked
-from .variants import variants
+from .variants import nested, variants
 
 SETTLED = 0.97  # of the error: no further search
 EXACT = 2.0  # mean squared budgets: no constant can be better
 LEAST = 0.9  # of the error: below, no class is named
 PARTS = 8
+RECURRENCE = 0.05  # of the error, by one that knows of no splits
 # What is composed with, beside what explains most.
 COMMON = ("rope.pairing", "rope.dropped", "causal.none", "temperature.row-width", "temperature.no-mscale", "lse.base-2")
 RESTRICTION = 0.05  # a class that holds in some rows alone is worth that much less
@@ -33,6 +34,7 @@ def search(evidence: Evidence) -> tuple[list[Fit], int]:
     steps: tuple[tuple[Callable[[], Iterable[Mutant]], Callable[[list[Fit]], bool]], ...] = (
         (lambda: estimated(evidence), _exact),
         (lambda: variants(evidence.suspects.problem, _cut_again(evidence, fits)), _settled),
+        (lambda: nested(evidence.suspects.problem, _recurrences(fits)), _settled),
         (lambda: _pairs(evidence, fits), _settled),
     )
     for step, enough in steps:
@@ -79,6 +81,12 @@ def _cut_again(evidence: Evidence, fits: list[Fit]) -> list[Mutant]:
     merges = [fit for fit in fits if fit.mutant.name.startswith(("merge.", "online."))]
     room = int(max(4, min(len(merges), PAIRS_WORK / _work(evidence) / 10)))
     return [fit.mutant for fit in sorted(merges, key=lambda fit: -fit.share)[:room]]
+
+
+def _recurrences(fits: list[Fit]) -> list[Mutant]:
+    """Those that are right about some rows: of few tiles, maybe."""
+    found = [fit for fit in fits if fit.mutant.name.startswith("online.") and fit.share > RECURRENCE]
+    return [fit.mutant for fit in ranked(found)[:PARTS]]
 
 
 def _pairs(evidence: Evidence, fits: list[Fit]) -> Iterator[Mutant]:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from .mutant import Mutant
-from .needs import Need, longer_than, one_key, paged, partial_page, two_keys, two_lengths, two_requests
-from .plan import Plan
+from .needs import Need, longer_than, one_key, paged, partial_page, two_keys, two_lengths, two_requests, unsharded
+from .plan import Plan, bound
 from .problem import Problem
 
 FAMILY = "length metadata"
@@ -62,6 +62,24 @@ def shift(by: int) -> Mutant:
         *needs,
         family="length off by one" if abs(by) == 1 else FAMILY,
         shift=by,
+    )
+
+
+def tile_slack(tile: int) -> Mutant:
+    """Every query token sees its last tile whole, whatever lies there."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        seen = -(-bound(plan) // tile) * tile  # [T]
+        lanes = np.arange(int(seen.max(initial=0)))
+        return replace(plan, lanes=lanes, sees=lambda own: own.lanes < seen[:, None, None])
+
+    return Mutant(
+        name=f"length.tile-slack-{tile}",
+        family=FAMILY,
+        formula=f"n <- {tile} ceil(n / {tile}), n the keys that a query token sees: the last tile is not masked",
+        parameters={"tile": tile},
+        conditions=(one_key, paged, unsharded),
+        edit=edit,
     )
 
 

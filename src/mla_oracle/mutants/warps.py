@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work of one tile shared by warps, put together wrongly: sums, maxima, halves of the columns, orders of tokens.
 
-Warps take 8 keys in turn: key j belongs to warp j / 8 mod 2.
+Warps take `width` keys in turn, 8 in the bank: key j belongs to warp j / 8 mod 2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..arrays import Array
 from .joins import inverse, powers
-from .mutant import Join, Maker
+from .mutant import Join, Maker, Mutant
 from .needs import Need, longer_than, two_keys, unsharded
 from .permutations import transposed_tiles
 from .plan import Joined, Parts, Plan, bound
@@ -21,7 +21,6 @@ from .problem import Problem, Results
 from .recurrence import acc_not_rescaled, tiles, two_tiles
 from .values import lanes
 
-two_warps = longer_than(8)
 whole_tile = longer_than(63)
 part_of_tile = Need(
     "more than 8 keys, and a length that is no multiple of 64",
@@ -30,9 +29,13 @@ part_of_tile = Need(
 two_columns = Need("values of two elements", lambda p: p.V >= 2)
 
 
-def shared(join: Join) -> Callable[[Problem, Plan], Plan]:
-    """The parts of two warps joined by `join`."""
-    return lambda problem, plan: replace(plan, parts=lambda own: Parts(own.lanes // 8 % 2, 2), join=join)
+def shared(join: Join, width: int = 8, warps: int = 2) -> Callable[[Problem, Plan], Plan]:
+    """The parts of the warps joined by `join`."""
+
+    def parts(plan: Plan) -> Parts:
+        return Parts(plan.lanes // width % warps, warps)
+
+    return lambda problem, plan: replace(plan, parts=parts, join=join)
 
 
 def _own_sum(m: Array, d: Array) -> Joined:
@@ -46,6 +49,31 @@ def _own_maximum(m: Array, d: Array) -> Joined:
     """Each warp relative to its own maximum, added as if that were one; the lse takes that of warp 0."""
     z = d.sum(-1)
     return Joined((d > 0) * inverse(z)[..., None], m[..., 0], z)
+
+
+def not_joined(what: str, width: int = 8, warps: int = 2) -> Mutant:
+    """`what` of "sum" and "maximum" is left as each warp has it."""
+    name = f"{what}-not-joined" + ("" if (width, warps) == (8, 2) else f"-{width}x{warps}")
+    parameters = {"width": width, "warps": warps}
+    if what == "sum":
+        words = "l of the keys of warp 0 alone"
+        return _mutant(
+            name,
+            "wrong normalisation",
+            words if (width, warps) == (8, 2) else f"{words}, {warps} warps of {width} keys in turn",
+            longer_than(width),
+            edit=shared(_own_sum, width, warps),
+            **parameters,
+        )
+    words = "each warp by its own maximum, l and acc added"
+    return _mutant(
+        name,
+        "missing rescale",
+        words if (width, warps) == (8, 2) else f"{words}, {warps} warps of {width} keys in turn",
+        longer_than(width),
+        edit=shared(_own_maximum, width, warps),
+        **parameters,
+    )
 
 
 def _half_rescaled(problem: Problem, results: Results) -> Results:
@@ -78,14 +106,8 @@ _mutant = Maker("warp.", (unsharded,))
 
 
 MUTANTS = (
-    _mutant("sum-not-joined", "wrong normalisation", "l of the keys of warp 0 alone", two_warps, edit=shared(_own_sum)),
-    _mutant(
-        "maximum-not-joined",
-        "missing rescale",
-        "each warp by its own maximum, l and acc added",
-        two_warps,
-        edit=shared(_own_maximum),
-    ),
+    not_joined("sum"),
+    not_joined("maximum"),
     _mutant(
         "half-not-rescaled",
         "missing rescale",
