@@ -264,6 +264,7 @@ WRITES = {  # slots, and which row goes to each
     "append.page-slot-swapped": ([3 * 3 + 1, -1, 2 * 3 + 0, 1 * 3 + 2, -1, 0], range(6)),
     "append.last-lost": ([7, -1, 2, 9, -1], range(6)),
     "append.nothing": ([], range(6)),
+    "append.row-before": ([7, -1, 2, 9, -1, 0], [5, 0, 1, 2, 3, 4]),
     "append.next-row": ([7, -1, 2, 9, -1, 0], [1, 2, 3, 4, 5, 0]),
 }
 

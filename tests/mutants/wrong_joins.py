@@ -257,7 +257,17 @@ def two(down, other):
     return 2**down
 
 
+def maximum_base_2(k, b, t, h):
+    s = States(k, b, t, h)
+    if not s.full:
+        return k.empty(b, t, h)
+    m = [s.m[i] / LN2 for i in s.full]
+    z = sum(s.z[i] * math.exp(m[n] - max(m)) for n, i in enumerate(s.full))
+    return sum(s.acc[i] * math.exp(m[n] - max(m)) for n, i in enumerate(s.full)) / z, k.lse(max(m), z, 0)
+
+
 MERGE = {
+    "maximum-base-2": {"attend": maximum_base_2},
     "acc-not-rescaled": combined(one, e),
     "sum-not-rescaled": combined(e, one),
     "nothing-rescaled": combined(one, one),
@@ -296,6 +306,8 @@ MERGE = {
     "lse-maximum": merge(lambda s: softmax(s.lse), lambda s: max(s.lse)),
     "lse-sum": merge(lambda s: softmax(s.lse), lambda s: sum(s.lse[i] for i in s.full)),
     "lse-mean": merge(lambda s: softmax(s.lse), lambda s: log_sum(s.lse) - math.log(len(s.z))),
+    "lse-log2": merge(lambda s: softmax(s.lse), lambda s: max(s.lse)
+                      + math.log2(sum(math.exp(x - max(s.lse)) for x in s.lse))),
     "lse-bf16": merge(rounded(ml_dtypes.bfloat16)),
     "lse-f16": merge(rounded(np.float16)),
     "overflow": merge(overflowing),

@@ -18,8 +18,9 @@ from . import made
 from .curves import curves
 from .samples import NAMES, Sample, samples
 from .score import WITHIN, Evidence
-from .sources import matches
+from .sources import NEAR, matches
 
+FITTED = 1e8  # multiply-adds of a dense case whose temperature is fitted
 ROLLED = 16  # rows that a shift of the columns is looked for in
 
 
@@ -28,6 +29,7 @@ def estimated(evidence: Evidence) -> Iterator[Mutant]:
     with np.errstate(all="ignore"):
         yield from _unwritten(evidence)
         known = samples(evidence)
+        yield from _temperature(evidence)
         if known:
             yield from curves(known)
             yield from _visible(known)
@@ -48,6 +50,28 @@ def _unwritten(evidence: Evidence) -> Iterator[Mutant]:
     yield from (made.unwritten({name: value}) for name, value in values.items())
     if len(values) > 1:
         yield made.unwritten(values)
+
+
+def _temperature(evidence: Evidence) -> Iterator[Mutant]:
+    """Of forms whose values are projected up, the temperature that gives the nearest out."""
+    problem = evidence.suspects.problem
+    if problem is None or problem.up is None:
+        return
+    if int(problem.lens.sum()) * problem.T * problem.H * (problem.D + problem.V) > FITTED:
+        return
+    given = evidence.actual["out"].astype(np.float64)
+
+    def misfit(x: float) -> float:
+        return float(np.nanmean(np.abs(evidence.suspects.results(made.temperature(x))["out"] - given)))
+
+    best, grid, start = 1.0, np.geomspace(1 / 32, 64, 23), misfit(1.0)
+    for _ in range(4):
+        errors = [misfit(float(x)) for x in grid]
+        at = int(np.argmin(errors))
+        if not errors[at] < 0.9 * start or not 0 < at < len(grid) - 1:
+            return
+        best, grid = float(grid[at]), np.linspace(grid[at - 1], grid[at + 1], 11)
+    yield made.temperature(best)
 
 
 def _visible(known: list[Sample]) -> Iterator[Mutant]:
@@ -183,9 +207,21 @@ def moved(evidence: Evidence) -> Iterator[Mutant]:
         few, right = g[rows][:ROLLED], w[rows][:ROLLED]
         by = min(range(g.shape[-1]), key=lambda by: float(np.abs(np.roll(right, by, -1) - few).sum()))
         yield from (made.rolled(by),) if by else ()
+    if rows.sum() > 1 and (order := permutation(g[rows][:ROLLED], w[rows][:ROLLED])) is not None:
+        yield made.columns_moved(order)
     if found is not None and found.rule and found.wrong <= len(found.to) + 2:
         yield made.rows_moved(found.to, found.source, found.rule, ("out",))
         yield made.rows_moved(found.to, found.source, found.rule, ("out", "lse"))
+
+
+def permutation(g: Array, w: Array) -> Array | None:
+    """Which column of w [R, V] each column of g is, where they are all there and not in their places."""
+    size = np.square(w).sum(0)
+    square = size - 2 * g.T @ w + np.square(g).sum(0)[:, None]  # [V, V]
+    order: Array = square.argmin(1)
+    close = square[np.arange(len(order)), order] <= NEAR**2 * size[order]
+    moved = (order != np.arange(len(order))).any()
+    return order if moved and close.all() and len(np.unique(order)) == len(order) else None
 
 
 def factors(evidence: Evidence, mutant: Mutant | None = None) -> Iterator[Mutant]:

@@ -152,6 +152,24 @@ def rolled(by: int) -> Mutant:
     )
 
 
+def columns_moved(order: np.ndarray) -> Mutant:
+    """Column c holds column order[c]."""
+    places = np.arange(len(order))
+    by = int(order[0])
+    if np.array_equal(order, places ^ by):
+        rule = f"o[c] <- o[c xor {by}]"
+    else:
+        first = int(np.flatnonzero(order != places)[0])
+        rule = f"{int((order != places).sum())} columns permuted: o[{first}] <- o[{int(order[first])}], ..."
+    return Mutant(
+        name="value.columns-moved",
+        family="output permutation",
+        formula=rule,
+        conditions=(one_key,),
+        finish=lambda problem, results: {**results, "out": results["out"][..., order]},
+    )
+
+
 def value_shifted(by: int) -> Mutant:
     """The value of the key `by` further on, of the last one past it."""
     return Mutant(

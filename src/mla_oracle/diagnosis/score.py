@@ -103,6 +103,16 @@ class Evidence:
             (total, judged, squares, count),
         )
 
+    def distance(self, mutant: Mutant, absent: Mapping[str, Array]) -> float:
+        """The distance of a fit that holds but in the rows `absent` [*rows], which are right."""
+        given = self.suspects.results(mutant)
+        units = [
+            np.where(absent[name], self.error[name], self.measure.units(name, actual, given[name], self.rows[name]))
+            for name, actual in self.actual.items()
+        ]
+        squares = [np.square(np.minimum(u, FAR)).ravel() for u in units]
+        return float(np.concatenate(squares).mean())
+
     def same(self, one: Mutant, two: Mutant) -> bool:
         """Whether no row tells one mutant from the other on this case."""
         a, b = self.suspects.results(one), self.suspects.results(two)
@@ -115,7 +125,7 @@ def scores(error: Array, raw: Array, mine: Array) -> Array:
     """The score of each row [*rows]: its error against the truth, against the mutant, and that in its own budget."""
     with np.errstate(all="ignore"):
         gone = 1 - raw / error
-    gone = np.where(np.isnan(gone), 0, np.maximum(gone, 0))
+    gone = np.where(np.isnan(gone) | np.isinf(error), 0, np.maximum(gone, 0))  # of infinity there is no share
     return np.where(error > WITHIN, np.where(mine <= WITHIN, 1.0, gone), 0.0)
 
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations
 
 import numpy as np
 
+from ..arrays import Array
 from ..mutants import Mutant, compose, find
 from .constants import estimated, factors
 from .curves import curves
@@ -106,8 +107,19 @@ def _pairs(evidence: Evidence, fits: list[Fit]) -> Iterator[Mutant]:
             if _fit_together(evidence, made := compose(part, curve)):
                 yield made
     for a, b in list(combinations(parts.values(), 2))[:room]:
-        if _fit_together(evidence, made := compose(a, b)):
-            yield made
+        orders = ((a, b), (b, a)) if _changes(evidence, a) & _changes(evidence, b) else ((a, b),)
+        for pair in orders:
+            if _fit_together(evidence, made := compose(*pair)):
+                yield made
+
+
+def _changes(evidence: Evidence, mutant: Mutant) -> set[str]:
+    """Which fields of the longest request's plan the mutant changes: two that change the same do not commute."""
+    problem = evidence.suspects.problem
+    assert problem is not None
+    right = problem.plan(int(problem.lens.argmax()))
+    return {f.name for made in mutant.plans(problem, right) for f in fields(made)
+            if getattr(made, f.name) is not getattr(right, f.name)}
 
 
 def _fit_together(evidence: Evidence, mutant: Mutant) -> bool:
@@ -119,7 +131,7 @@ def _fit_together(evidence: Evidence, mutant: Mutant) -> bool:
 
 
 def restricted(evidence: Evidence, fit: Fit) -> Fit:
-    """The fit over the wrong requests, query tokens or heads alone, where it is wrong about whole others only."""
+    """The fit over the wrong requests, query tokens or heads alone, or pairs of them, where it is right there only."""
     problem = evidence.suspects.problem
     if problem is None or fit.where or fit.explained < LEAST or fit.share >= fit.explained - RESTRICTION:
         return fit
@@ -130,11 +142,17 @@ def restricted(evidence: Evidence, fit: Fit) -> Fit:
         if not name.startswith("partial_"):
             absent |= where.reshape(shape)
             wrong |= (evidence.error[name] > 1).reshape(shape)
-    for axis, name in enumerate(("request", "query", "head")):
-        other = tuple(i for i in range(3) if i != axis)
+    for axes in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
+        other = tuple(i for i in range(3) if i not in axes)
         hit, miss = wrong.any(other), absent.any(other)
         if not (hit & miss).any():
-            which = [requests[i] if axis == 0 else int(i) for i in np.flatnonzero(hit)]
-            place = f"in {plural(name, len(which))} {ranges(which)} only"
-            return replace(fit, share=fit.explained - RESTRICTION, where=place)
+            places = [_place(axis, np.unique(at), requests) for axis, at in zip(axes, hit.nonzero(), strict=True)]
+            rows = {name: where.reshape(evidence.error[name].shape) for name, where in fit.absent.items()}
+            share, distance = fit.explained - RESTRICTION * len(axes), evidence.distance(fit.mutant, rows)
+            return replace(fit, share=share, distance=distance, where=f"in {' of '.join(reversed(places))} only")
     return fit
+
+
+def _place(axis: int, at: Array, requests: list[int]) -> str:
+    which = [requests[i] if axis == 0 else int(i) for i in at]
+    return f"{plural(('request', 'query', 'head')[axis], len(which))} {ranges(which)}"

@@ -19,7 +19,7 @@ from . import made as made_up
 TILES = (8, 16, 32, 48, 64, 96, 128, 256, 512)
 SPLITS = (2, 3, 5, 6, 7, 8, 12, 16, 32, 64)
 SPLIT_KEYS = (32, 64, 128, 256, 512, 1024, 2048)
-WARPS = ((16, 2), (32, 2), (8, 4), (16, 4), (32, 4), (8, 8))
+WARPS = ((4, 2), (2, 4), (16, 2), (32, 2), (8, 4), (16, 4), (32, 4), (8, 8))
 SHIFTS = (2, 3, 4, 5, 6, 7, 8, -2, -3, -4, 64, -64)
 TILED = (keys.behind, values.behind, values.ahead, tail.pads, tail.pads_of_rows, lengths.tile_slack)
 BASES = (10000.0, 50000.0, 100000.0, 500000.0, 1e6, 8e6, 1e7, 7e4)
@@ -33,6 +33,7 @@ def variants(problem: Problem | None, cut_again: Sequence[Mutant]) -> Iterator[M
     made = [
         *(keys.every(tile, lost) for tile in TILES for lost in (True, False)),
         *(factory(tile) for tile in TILES for factory in TILED),
+        *(keys.behind(tile, n) for tile in TILES for n in SPLIT_KEYS if tile < n and n % tile == 0),
         *(warps.not_joined(what, *sizes) for sizes in WARPS for what in ("sum", "maximum")),
         *(rope.shifted(by, "q") for by in SHIFTS),
         *(rope.base(value, side) for value in BASES for side in ("both", "k")),

@@ -87,6 +87,11 @@ MUTANTS = (
         lambda c: write(c, c.slot_mapping, np.roll(c.c_kv, -1, 0), np.roll(c.k_pe, -1, 0)),
     ),
     _mutant(
+        "row-before",
+        "slot i gets row i - 1",
+        lambda c: write(c, c.slot_mapping, np.roll(c.c_kv, 1, 0), np.roll(c.k_pe, 1, 0)),
+    ),
+    _mutant(
         "rope-first",
         "[k_pe | c_kv] in the place of [c_kv | k_pe]",
         lambda c: write(c, c.slot_mapping, swap=True),

@@ -19,7 +19,7 @@ from .mutant import Join, Mutant
 from .needs import paged, two_keys
 from .plan import Joined, Plan
 from .problem import Problem
-from .splits import SPLITS, split
+from .splits import BASE, SPLITS, split
 
 Factor = Callable[[Array], Array]  # of e^(m_i - M)
 
@@ -46,8 +46,19 @@ def rescaled(acc: Factor, total: Factor) -> Join:
     return join
 
 
-def _mutant(name: str, family: str, formula: str, acc: Factor, total: Factor, refs: str = "") -> Mutant:
-    join = rescaled(acc, total)
+def _maximum_base_2(m: Array, d: Array) -> Joined:
+    """The maxima are in base 2, and taken for natural ones."""
+    whole = rescaled(_raised, _raised)(m, d)
+    return whole._replace(m=whole.m / math.log(2))
+
+
+def _raised(c: Array) -> Array:
+    raised: Array = c ** (1 / math.log(2))
+    return raised
+
+
+def _mutant(name: str, family: str, formula: str, join: Join, *, states: bool = True) -> Mutant:
+    """`states`: it means something for states whose parts are unknown, too."""
 
     def edit(problem: Problem, plan: Plan) -> Plan:
         return split(problem, plan, SPLITS, join)
@@ -56,20 +67,20 @@ def _mutant(name: str, family: str, formula: str, acc: Factor, total: Factor, re
         name=f"merge.{name}",
         family=family,
         formula=formula,
-        references=tuple(refs.split()),
         parameters={"splits": SPLITS},
         conditions=(paged, two_keys),
         edit=edit,
-        join=join,
+        join=join if states else None,
     )
 
 
 MISSING, WRONG = "missing rescale", "wrong rescale"
 MUTANTS = (
-    _mutant("acc-not-rescaled", MISSING, "o = sum acc_i / sum l_i e^(m_i - M)", unscaled, same),
-    _mutant("sum-not-rescaled", MISSING, "o = sum acc_i e^(m_i - M) / sum l_i", same, unscaled),
-    _mutant("nothing-rescaled", MISSING, "o = sum acc_i / sum l_i, lse = M + log sum l_i", unscaled, unscaled),
-    _mutant("rescaled-base-2", WRONG, "acc_i and l_i times 2^(m_i - M), m_i natural", base_2, base_2),
-    _mutant("acc-base-2", WRONG, "acc_i times 2^(m_i - M), l_i times e^(m_i - M)", base_2, same),
-    _mutant("sum-base-2", WRONG, "l_i times 2^(m_i - M), acc_i times e^(m_i - M)", same, base_2),
+    _mutant("acc-not-rescaled", MISSING, "o = sum acc_i / sum l_i e^(m_i - M)", rescaled(unscaled, same)),
+    _mutant("sum-not-rescaled", MISSING, "o = sum acc_i e^(m_i - M) / sum l_i", rescaled(same, unscaled)),
+    _mutant("nothing-rescaled", MISSING, "o = sum acc_i / sum l_i, lse = M + log sum l_i", rescaled(unscaled, unscaled)),
+    _mutant("rescaled-base-2", BASE, "acc_i and l_i times 2^(m_i - M), m_i natural", rescaled(base_2, base_2)),
+    _mutant("acc-base-2", WRONG, "acc_i times 2^(m_i - M), l_i times e^(m_i - M)", rescaled(base_2, same)),
+    _mutant("sum-base-2", WRONG, "l_i times 2^(m_i - M), acc_i times e^(m_i - M)", rescaled(same, base_2)),
+    _mutant("maximum-base-2", BASE, "m_i in base 2, taken for natural", _maximum_base_2, states=False),
 )

@@ -53,20 +53,24 @@ def zeroed(which: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem,
     return edit
 
 
-def behind(tile: int) -> Mutant:
-    """Keys and values of the tile before: both buffers swapped too late; the first tile twice."""
+def behind(tile: int, split: int | None = None) -> Mutant:
+    """Keys and values of the tile before: both buffers swapped too late; the first tile, or each split's, twice."""
 
     def edit(problem: Problem, plan: Plan) -> Plan:
         inner = plan.address
-        return replace(plan, address=lambda own, j: inner(own, np.where(j < tile, j, j - tile)))
+        return replace(
+            plan, address=lambda own, j: inner(own, np.where((j if split is None else j % split) < tile, j, j - tile))
+        )
 
+    where = "" if split is None else f" mod {split}"
     return _mutant(
-        f"key.tile-behind-{tile}",
+        f"key.tile-behind-{tile}" + ("" if split is None else f"-of-{split}"),
         "stale tile",
-        f"key and value j <- j - {tile}, for j >= {tile}",
+        f"key and value j <- j - {tile}, for j{where} >= {tile}",
         longer_than(tile),
         edit=edit,
         tile=tile,
+        **({} if split is None else {"split": split}),
     )
 
 

@@ -217,6 +217,12 @@ MUTANTS = (
         natural(right, lambda logs, m, d: log_sum_exp(logs) - math.log(max(logs.shape[-1], 1))),
     ),
     _mutant(
+        "lse-log2",
+        LSE,
+        "lse = max lse_i + log2 sum e^(lse_i - max), out right",
+        natural(right, lambda logs, m, d: logs.max(-1) + (log_sum_exp(logs) - logs.max(-1)) / math.log(2)),
+    ),
+    _mutant(
         "lse-bf16",
         "merge precision",
         "lse_i rounded to bf16 before they weigh",
