@@ -93,7 +93,7 @@ KERNEL(f16, f16)
 KERNEL(bf16, bf16)
 
 // Fill `out` and `lse`: a block per row of queries and head. A row without keys is an empty row, and so is one whose
-// scores are all -inf: out 0, lse `empty_lse`.
+// scores are all -inf: out 0, lse `empty_lse`, whatever its sink. A sink is the logit of a key without a value.
 extern "C" __global__ void __launch_bounds__(THREADS) paged_combine_f32(
     const float *partial_out,       // [B T, H, splits, V], contiguous
     const float *partial_max,       // [B T, H, splits], contiguous
@@ -102,6 +102,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_combine_f32(
     int causal,
     float lse_unit,                 // 1, or log2(e) for an LSE in base 2
     float empty_lse,
+    const float *sinks,             // [H], or null
+    int sinks_in_lse,
+    float out_scale,
     float *out,                     // [B T, H, V], contiguous
     float *lse,                     // [B T, H], contiguous
     int T, int V, int splits, int split_keys
@@ -120,6 +123,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_combine_f32(
         float rescale = partial_max[s] == -INF ? 0 : expf(partial_max[s] - m);
         l += rescale * partial_sum[s];
     }
+    float sink = sinks ? sinks[h] : -INF;
+    float whole = sink == -INF ? l : l + expf(sink - m);
 
     for (int d = threadIdx.x; d < V; d += THREADS) {
         float sum = 0;
@@ -127,9 +132,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) paged_combine_f32(
             float rescale = partial_max[s] == -INF ? 0 : expf(partial_max[s] - m);
             sum += rescale * partial_out[(long long)s * V + d];
         }
-        out[state * V + d] = l == 0 ? 0 : sum / l;
+        out[state * V + d] = l == 0 ? 0 : sum / whole * out_scale;
     }
-    if (threadIdx.x == 0) lse[state] = l == 0 ? empty_lse : (m + logf(l)) * lse_unit;
+    if (threadIdx.x != 0) return;
+    float sum = m + logf(l);
+    if (sinks_in_lse && sink != -INF) {
+        float top = fmaxf(sum, sink);
+        sum = top == INF ? sum + sink : top + logf(expf(sum - top) + expf(sink - top));
+    }
+    lse[state] = l == 0 ? empty_lse : sum * lse_unit;
 }
 
 // Find the first length that is negative or past the table, or else block id in use that no block has: lower `fault`

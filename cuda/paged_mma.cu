@@ -2,12 +2,14 @@
 // Paged form on tensor cores, for f16 and bf16 caches: the splits of paged.cu, many rows of queries at a time.
 //
 //   rows      the T x H queries of a request in order, ROWS to a block, so that a latent row is read once for all
-//   tile      KEYS latent rows in shared memory, two of them: while one is computed with, the next is copied
+//   tile      KEYS latent rows in shared memory, two of them: while one is computed with, the next is copied; of packed
+//             rows (see rows.cuh) one, and the next as it is stored
 //   scores    warps side by side over the keys: Q K^T, base 2, softmax_scale * log2(e) folded in
 //   weights   P = 2^(score - m), rounded to the cache's dtype, in shared memory
 //   values    warps side by side over the columns: P V, V the same tile, turned round by ldmatrix
 //
-// D, V, ROWS and KEYS are given by the compiler's command line: D and V multiples of 16, rows 16-byte aligned.
+// D, V, ROWS and KEYS are given by the compiler's command line: D and V multiples of 16, rows 16-byte aligned. So are
+// PACKED, how a row is stored, and LISTED: the keys of a request are a list of rows (keys.cu), not pages of a table.
 //
 // What it takes at D = 576 and V = 512, by arithmetic and not by measurement. Of each key a block reads 2 D bytes and
 // computes 2 ROWS (D + V) operations, which is the least if T x H is a multiple of ROWS; groups of rows of a request
@@ -26,9 +28,6 @@
 // Keys of a split that fill the machine, by split_keys in gpu/paged_mma.py (one block at a time a multiprocessor): of
 // 32k keys at B = 1 and T x H = 16, 64, 128, an A100 takes 320, 320, 608, an H200 256, 256, 512, a B200 256, 256, 448;
 // at B = 128 an A100 6560, an H200 all of them, a B200 4096, 4096, 8192.
-#include "mma.cuh"
-#include "splits.cuh"
-
 #ifndef D
 #define D 576
 #define V 512
@@ -37,6 +36,11 @@
 #define ROWS 64
 #define KEYS 64
 #endif
+#ifndef LISTED
+#define LISTED 0
+#endif
+#include "rows.cuh"
+#include "splits.cuh"
 
 constexpr float LOG2E = 1.44269504088896341f;
 
@@ -53,19 +57,28 @@ constexpr int COPIES = KEYS * LOADERS / MMA_THREADS;        // rows of a tile th
 using Latent = Rows<D / PER_CHUNK>;
 using Weights = Rows<KEYS / PER_CHUNK | 1>;
 
+constexpr int TILE_BYTES = KEYS * Latent::STRIDE * CHUNK;
+
 struct Shared {
     unsigned char queries[ROWS * Latent::STRIDE * CHUNK];
-    unsigned char tiles[2][KEYS * Latent::STRIDE * CHUNK];
+    unsigned char tiles[TILE_BYTES + (PACKED ? KEYS * ROW_BYTES : TILE_BYTES)];
     unsigned char weights[ROWS * Weights::STRIDE * CHUNK];
     float of_warp[KEY_WARPS][ROWS];                     // maxima, and in the end sums
     float rescale[ROWS];
 };
 
+#if LISTED
+using Entry = long long;            // where a row begins, in elements from the cache's first
+#else
+using Entry = int;                  // a page
+#endif
+
 template <typename Stored>
 struct Problem {
+    using Row = typename RowOf<Stored>::type;
     const Stored *q;                // [B, T, H, D]
-    const Stored *kv_cache;         // [num_blocks, block_size, D]
-    const int *block_table;         // [B, max_blocks]
+    const Row *kv_cache;            // [num_blocks, block_size, D]; of packed rows, bytes
+    const Entry *block_table;       // [B, max_blocks], or [B, keys] where listed
     const int *seq_lens;            // [B]
     float scale;                    // softmax_scale * log2(e)
     int causal;
@@ -89,27 +102,42 @@ __device__ inline void copy_queries(const Problem<Stored> &p, int b, int first, 
 }
 
 // Where the rows of the tile at key `first` begin of which this thread copies a part; null from `end` on.
-template <typename Stored>
-__device__ inline void find_rows(const Problem<Stored> &p, int b, int first, int end, const Stored *(&begins)[COPIES]) {
+template <typename Stored, typename Row>
+__device__ inline void find_rows(const Problem<Stored> &p, int b, int first, int end, const Row *(&begins)[COPIES]) {
     for (int i = 0; i < COPIES; i++) {
         int j = first + i * (MMA_THREADS / LOADERS) + threadIdx.x / LOADERS;
         begins[i] = nullptr;
-        if (j < end) {
-            int block = p.block_table[b * p.table_request + j / p.block_size];
-            begins[i] = p.kv_cache + block * p.cache_block + j % p.block_size * p.cache_row;
-        }
+        if (j >= end) continue;
+#if LISTED
+        begins[i] = p.kv_cache + p.block_table[b * p.table_request + j];
+#else
+        int block = p.block_table[b * p.table_request + j / p.block_size];
+        begins[i] = p.kv_cache + block * p.cache_block + j % p.block_size * p.cache_row;
+#endif
     }
 }
 
-template <typename Stored>
-__device__ inline void copy_tile(const Problem<Stored> &p, const Stored *const (&begins)[COPIES], unsigned to) {
+// Copy rows to a tile, or as they are stored to `to`; zeros where there is none.
+template <typename Stored, typename Row>
+__device__ inline void copy_rows(const Problem<Stored> &p, const Row *const (&begins)[COPIES], unsigned to) {
     for (int i = 0; i < COPIES; i++) {
         int key = i * (MMA_THREADS / LOADERS) + threadIdx.x / LOADERS;
-        const Stored *row = begins[i] ? begins[i] : p.kv_cache;
-        for (int chunk = threadIdx.x % LOADERS; chunk < D / PER_CHUNK; chunk += LOADERS)
-            copy_async(to + Latent::at(key, chunk), row + chunk * PER_CHUNK, begins[i] ? CHUNK : 0);
+        const Row *row = begins[i] ? begins[i] : p.kv_cache;
+        for (int chunk = threadIdx.x % LOADERS; chunk < ROW_BYTES / CHUNK; chunk += LOADERS)
+            copy_async(to + (PACKED ? key * ROW_BYTES + chunk * CHUNK : Latent::at(key, chunk)),
+                       row + chunk * (CHUNK / sizeof(Row)), begins[i] ? CHUNK : 0);
     }
     end_of_group();
+}
+
+// The tile of the packed rows that were copied.
+template <typename Stored>
+__device__ inline void unpack_tile(Shared &shared) {
+    for (int i = threadIdx.x; i < KEYS * (D / PER_CHUNK); i += MMA_THREADS) {
+        int key = i / (D / PER_CHUNK), chunk = i % (D / PER_CHUNK);
+        const unsigned char *row = shared.tiles + TILE_BYTES + key * ROW_BYTES;
+        *(uint4 *)(shared.tiles + Latent::at(key, chunk)) = unpack<Stored>(row, chunk);
+    }
 }
 
 // s [16 ROW_TILES, 8 KEY_TILES] of this warp = queries from row `row`, keys from `key`.
@@ -192,18 +220,22 @@ __device__ inline void decode(const Problem<Stored> &p) {
         }
     float acc[ROWS / 16][COLUMN_TILES][2][4] = {};
 
-    const Stored *begins[COPIES];
+    const typename Problem<Stored>::Row *begins[COPIES];
     copy_queries(p, b, group, queries);
     find_rows(p, b, begin, end, begins);
-    copy_tile(p, begins, address_of(shared.tiles[0]));
+    copy_rows(p, begins, address_of(shared.tiles) + (PACKED ? TILE_BYTES : 0));
     find_rows(p, b, begin + KEYS, end, begins);
 
-    for (int first = begin, now = 0; first < end; first += KEYS, now ^= 1) {
-        unsigned tile = address_of(shared.tiles[now]);
+    for (int first = begin, now = 0; first < end; first += KEYS, now ^= !PACKED) {
+        unsigned tile = address_of(shared.tiles + now * TILE_BYTES);
         wait_for_groups();
-        __syncthreads();            // the tile is there, and nobody reads the other one any more
+        __syncthreads();            // the rows are there, and nobody reads the other tile any more
+        if (PACKED) {
+            unpack_tile<Stored>(shared);
+            __syncthreads();        // the tile is there, and nobody reads what was copied any more
+        }
         if (first + KEYS < end) {
-            copy_tile(p, begins, address_of(shared.tiles[now ^ 1]));
+            copy_rows(p, begins, address_of(shared.tiles + (now ^ 1) * TILE_BYTES));
             find_rows(p, b, first + 2 * KEYS, end, begins);
         }
 
@@ -225,7 +257,7 @@ __device__ inline void decode(const Problem<Stored> &p) {
                 if (lane % 4 == 0) shared.of_warp[key_warp][first_row + 16 * i + 8 * half + lane / 4] = top;
             }
         if (__syncthreads_or(odd))  // the maxima are there
-            scrub<Stored>(shared.tiles[now]);
+            scrub<Stored>(shared.tiles + now * TILE_BYTES);
 
         for (int i = 0; i < ROW_TILES; i++)
             for (int half = 0; half < 2; half++) {
@@ -289,8 +321,8 @@ __device__ inline void decode(const Problem<Stored> &p) {
     DYNAMIC_SMEM(paged_mma_##Stored, sizeof(Shared))                                                             \
     extern "C" __global__ void __launch_bounds__(MMA_THREADS) paged_mma_##Stored(                                \
         const Stored *q,            /* [B, T, H, D] */                                                           \
-        const Stored *kv_cache,     /* [num_blocks, block_size, D] */                                            \
-        const int *block_table,     /* [B, max_blocks] */                                                        \
+        const RowOf<Stored>::type *kv_cache,    /* [num_blocks, block_size, D]; of packed rows, bytes */         \
+        const Entry *block_table,   /* [B, max_blocks], or [B, keys] where listed */                             \
         const int *seq_lens,        /* [B] */                                                                    \
         float softmax_scale,                                                                                     \
         int causal,                                                                                              \

@@ -16,8 +16,10 @@ from mla_oracle.arrays import Array
 from mla_oracle.checks import choice
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.gpu import paged_mma
-from mla_oracle.gpu.layout import THREADS, few, name_of, narrow, packed, put, strides
+from mla_oracle.gpu.layout import THREADS, few, name_of, narrow, put, strides
+from mla_oracle.gpu.layout import packed as dense
 from mla_oracle.gpu.machine import Buffer, Machine
+from mla_oracle.gpu.selection import Selection
 
 FLOATS = ("f32", "f16", "bf16")
 SPLIT_KEYS = 512
@@ -42,6 +44,11 @@ def decode(
     longest: int | None = None,
     split_keys: int = SPLIT_KEYS,
     kernel: str | None = None,
+    packed: int = 0,
+    selection: Selection | None = None,
+    sinks: Buffer | None = None,
+    sinks_in_lse: bool = False,
+    out_scale: float = 1.0,
 ) -> str:
     """Fill `out` [B, T, H, V] and `lse` [B, T, H], times `lse_unit`; both f32 and contiguous. Returns who did.
 
@@ -74,6 +81,12 @@ def decode(
         relative = eps * ((1.1 D + 16) * size + 1.6 n + 32) + 2 D tiny |scale|
         out:  (relative + u) * (sum p |v| / sum p) + n * (tiny + 2^-24 if f16) * (1 + max |v|)
 
+    What the tensor-core kernel takes besides, and it alone but for sinks: `packed`, a value of paged_mma.PACKED: kv_cache
+    is u8 [num_blocks, block_size, bytes of a row]; `selection`, the keys of each query (gpu.selection), in place of the
+    block table's, which is then [B, 0] where they are slots. `sinks` [H] f32: the logit of a key without a value, which
+    the LSE counts if `sinks_in_lse`; a row that sees no key is an empty row whatever its sink. `out_scale` multiplies
+    out. Bounds: sinks add 2 eps to out and eps max |sink| to the LSE; out_scale, eps.
+
     Scratch: B x T x H x splits x (V + 2) numbers, splits being those of `longest`.
     Raises InputError for arrays that do not fit, UnsupportedError for D above 4096, H or B above 65535, or a kernel
     that does not take the problem.
@@ -85,21 +98,33 @@ def decode(
     if not 1 <= split_keys < 2**31:
         raise InputError(f"split_keys is {split_keys}, expected 1 or more, below 2^31")
     splits = min(MOST_SPLITS, max(1, -(-longest // split_keys)))
-    name = kernel_of(q, kv_cache, V, machine.arch, kernel)
+    name = kernel_of(q, kv_cache, V, machine.arch, kernel, packed, selection is not None)
     narrow(D=D)
     few(H=H)
-    if kv_cache.shape[2] != D or V > D:
-        raise InputError(f"kv_cache is {list(kv_cache.shape)}, expected rows of q's {D} elements, out's {V} or more")
+    width = paged_mma.row_bytes(D, packed) if packed else D
+    if kv_cache.shape[2] != width or V > D:
+        raise InputError(
+            f"kv_cache is {list(kv_cache.shape)}, expected rows of {width}: q has {D} elements, out {V} at most that"
+        )
     query = dtypes.STORED.index(name_of("q", q, *FLOATS))
-    name_of("kv_cache", kv_cache, *FLOATS)
     q_strides = strides("q", q, *FLOATS)
-    cache_strides = strides("kv_cache", kv_cache, *FLOATS)
+    cache_strides = strides("kv_cache", kv_cache, *(("u8",) if packed else FLOATS))
     table_strides = strides("block_table", block_table, "i32")
-    packed("seq_lens", seq_lens, (B,), "i32")
-    packed("out", out, (B, T, H, V), "f32")
-    packed("lse", lse, (B, T, H), "f32")
+    dense("seq_lens", seq_lens, (B,), "i32")
+    dense("out", out, (B, T, H, V), "f32")
+    dense("lse", lse, (B, T, H), "f32")
+    if sinks is not None:
+        dense("sinks", sinks, (H,), "f32")
     if 0 in out.shape:
         return "none"
+    if selection is not None:
+        keys, seq_lens = selection.list_keys(
+            machine, block_table, seq_lens, q.shape, block_size, cache_strides, table_strides, causal, longest
+        )
+        q, block_table, table_strides = selection.queries(q), keys, [np.int64(keys.shape[1])]
+        q_strides = strides("q", q, *FLOATS)
+        B, T, causal, longest = B * T, 1, False, keys.shape[1]
+        splits = min(MOST_SPLITS, max(1, -(-longest // split_keys)))
 
     partial_out = machine.empty((B * T, H, splits, V), np.float32)
     partial_max = machine.empty((B * T, H, splits), np.float32)
@@ -108,7 +133,17 @@ def decode(
     partial = (partial_out, partial_max, partial_sum)
     far = (*q_strides, *cache_strides, *table_strides)
     if name.startswith("paged_mma"):
-        paged_mma.launch(machine, name, q, *problem, *partial, *map(np.int32, (T, H, block_size, split_keys)), *far)
+        paged_mma.launch(
+            machine,
+            name,
+            q,
+            *problem,
+            *partial,
+            *map(np.int32, (T, H, block_size, split_keys)),
+            *far,
+            packed=packed,
+            listed=selection is not None,
+        )
     else:
         machine.launch(
             machine.kernel("paged.cu", name),
@@ -132,6 +167,9 @@ def decode(
         np.int32(causal),
         np.float32(lse_unit),
         np.float32(empty_lse),
+        sinks,
+        np.int32(sinks_in_lse),
+        np.float32(out_scale),
         out,
         lse,
         *map(np.int32, (T, V, splits, split_keys)),
@@ -140,17 +178,28 @@ def decode(
 
 
 def kernel_of(
-    q: Buffer | Array, kv_cache: Buffer | Array, head_dim_v: int, arch: str, kernel: str | None = None
+    q: Buffer | Array,
+    kv_cache: Buffer | Array,
+    head_dim_v: int,
+    arch: str,
+    kernel: str | None = None,
+    packed: int = 0,
+    selected: bool = False,
 ) -> str:
     """The kernel that `decode` launches for this problem on `arch`; numpy arrays stand for their uploads.
 
-    Raises UnsupportedError for one that was named and does not take the problem, InputError for no such name.
+    Raises UnsupportedError for one that was named and does not take the problem, or where only one could and does not;
+    InputError for no such name.
     """
     choice("kernel", kernel or "mma", KERNELS)
     stored = dtypes.name_of(kv_cache.dtype)
-    reason = paged_mma.refusal(q, kv_cache, head_dim_v, arch)
-    if kernel == "mma" and reason:
+    reason = paged_mma.refusal(q, kv_cache, head_dim_v, arch, packed)
+    if reason and (kernel == "mma" or packed or selected):
         raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
+    if packed or selected:
+        if kernel == "scalar":
+            raise UnsupportedError("kernel 'scalar' takes neither packed rows nor a selection")
+        return f"paged_mma_{dtypes.name_of(q.dtype)}"
     return f"paged_decode_{stored}" if kernel == "scalar" or reason else f"paged_mma_{stored}"
 
 
@@ -177,7 +226,7 @@ def check_ids(
     """
     B, max_blocks = block_table.shape
     (table_request,) = strides("block_table", block_table, "i32")
-    packed("seq_lens", seq_lens, (B,), "i32")
+    dense("seq_lens", seq_lens, (B,), "i32")
     if B == 0:
         return -1, -1
     fault = put(machine, np.array([NO_FAULT]))

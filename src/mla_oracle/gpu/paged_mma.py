@@ -18,6 +18,14 @@ FLOATS = ("f16", "bf16")
 ALIGNED = 16  # bytes of a copy, and elements of a step of a product
 WIDEST_VALUE = 512  # what the registers of a block hold of 64 rows
 WARP, KEY_WARPS = 32, 4  # as in cuda/paged_mma.cu
+# Packed rows (cuda/rows.cuh): PACKED of each reader of each format, and the bytes of a row of D numbers.
+PACKED = {
+    ("fp8_e4m3", "folded"): 1,
+    ("fp8_ds_mla", "f32"): 2,
+    ("fp8_ds_mla", "bf16"): 3,
+    ("fp8_ds_mla", "exponent"): 4,
+}
+DS_MLA = 576, 656  # numbers and bytes of a row of fp8_ds_mla
 # Keys for each row of a block whose bytes are what the block moves beside them: a query, a partial state of twice as
 # many bytes, and that state again where it is combined.
 START = 4
@@ -33,17 +41,21 @@ def tile(arch: str) -> tuple[int, int]:
     return (32, 32) if smem > 128 << 10 else (16, 32)
 
 
-def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str) -> str | None:
+def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str, packed: int = 0) -> str | None:
     """Why the tensor-core kernel does not take this problem on `arch`, or None. A numpy array stands for its upload."""
-    stored, D = dtypes.name_of(kv_cache.dtype), q.shape[-1]
-    if stored not in FLOATS or dtypes.name_of(q.dtype) != stored:
-        return f"q is {dtypes.name_of(q.dtype)} and kv_cache {stored}, expected both f16 or both bf16"
+    query, stored, D = dtypes.name_of(q.dtype), dtypes.name_of(kv_cache.dtype), q.shape[-1]
+    if packed and query not in FLOATS:
+        return f"q is {query}, expected f16 or bf16"
+    if not packed and (stored not in FLOATS or query != stored):
+        return f"q is {query} and kv_cache {stored}, expected both f16 or both bf16"
+    if packed > 1 and DS_MLA[0] != D:
+        return f"D is {D}, expected {DS_MLA[0]}"
     for name, size in (("D", D), ("head_dim_v", V)):
         if size % ALIGNED:
             return f"{name} is {size}, expected a multiple of {ALIGNED}"
     if q.shape[0] > MANY:
         return f"q has {q.shape[0]} requests, expected at most {MANY}"
-    smem = shared_bytes(D, *tile(arch))
+    smem = shared_bytes(D, *tile(arch), packed)
     if V > WIDEST_VALUE or smem > most_smem(arch):
         return f"D is {D} and head_dim_v {V}, expected at most {WIDEST_VALUE} and what {most_smem(arch)} bytes hold"
     for name, buffer in (("q", q), ("kv_cache", kv_cache)):
@@ -56,18 +68,29 @@ def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str) -> s
     return None
 
 
-def launch(machine: Machine, name: str, q: Buffer, kv_cache: Buffer, *args: Buffer | np.generic) -> None:
-    """Launch the kernel `name` on a problem without a `refusal`, with its arguments as they follow."""
+def launch(
+    machine: Machine,
+    name: str,
+    q: Buffer,
+    kv_cache: Buffer,
+    *args: Buffer | np.generic,
+    packed: int = 0,
+    listed: bool = False,
+) -> None:
+    """Launch the kernel `name` on a problem without a `refusal`, with its arguments as they follow.
+
+    `listed`: in place of the block table is the list of where each key's row begins (gpu.selection).
+    """
     partial_out = args[4]
     assert isinstance(partial_out, Buffer)
     (B, T, H, D), (splits, V) = q.shape, partial_out.shape[-2:]
     rows, keys = tile(machine.arch)
     few(B=B, splits=splits)
     machine.launch(
-        machine.kernel("paged_mma.cu", name, D=D, V=V, ROWS=rows, KEYS=keys),
+        machine.kernel("paged_mma.cu", name, D=D, V=V, ROWS=rows, KEYS=keys, PACKED=packed, LISTED=int(listed)),
         (-(-T * H // rows), splits, B),
         (KEY_WARPS * max(1, rows // 32) * WARP, 1, 1),
-        shared_bytes(D, rows, keys),
+        shared_bytes(D, rows, keys, packed),
         q,
         kv_cache,
         *args,
@@ -93,10 +116,17 @@ def split_keys(B: int, queries: int, longest: int, arch: str, multiprocessors: i
     return min({keys * -(-most // splits) for splits in range(1, most + 1)}, key=cost)
 
 
-def shared_bytes(D: int, rows: int, keys: int) -> int:
+def row_bytes(D: int, packed: int) -> int:
+    """ROW_BYTES in cuda/rows.cuh."""
+    return DS_MLA[1] if packed > 1 else D if packed else 2 * D
+
+
+def shared_bytes(D: int, rows: int, keys: int, packed: int = 0) -> int:
     """sizeof(Shared) in cuda/paged_mma.cu."""
 
     def stride(chunks: int) -> int:
         return 16 * (chunks | 1 if chunks % 8 else chunks)
 
-    return (rows + 2 * keys) * stride(D // 8) + rows * stride(keys // 8 | 1) + 4 * (KEY_WARPS + 1) * rows
+    row = stride(D // 8)
+    tiles = keys * (row + (row_bytes(D, packed) if packed else row))
+    return rows * row + tiles + rows * stride(keys // 8 | 1) + 4 * (KEY_WARPS + 1) * rows

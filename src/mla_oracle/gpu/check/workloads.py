@@ -18,6 +18,7 @@ from mla_oracle.gpu.check.clock import filled
 from mla_oracle.gpu.check.limits import Limits
 from mla_oracle.gpu.check.part import Bench
 from mla_oracle.gpu.machine import Buffer
+from mla_oracle.gpu.paged import SPLIT_KEYS
 
 BLOCK = 64  # rows of a page
 SCALE = 0.0417
@@ -79,16 +80,17 @@ def paged(bench: Bench, limits: Limits, widths: Widths, dtype: str, kernel: str,
     """decode_paged whole: its splits by paged_mma.split_keys for tensor cores, decode's own otherwise."""
     problem = pages(bench, limits, widths, dtype, B, H, length)
     out, lse = bench.machine.empty((B, 1, H, widths.L), np.float32), bench.machine.empty((B, 1, H), np.float32)
-    about, split = {}, {}
+    keys = SPLIT_KEYS
+    about: dict[str, int] = {}
     if kernel == "mma":
         keys = paged_mma.split_keys(B, H, length, bench.machine.arch, limits.multiprocessors)
-        split, about = {"split_keys": keys}, {"split_keys": keys}
+        about = {"split_keys": keys}
 
     def run(index: int) -> Any:
         copy = index % len(problem.tables)
         return forms.decode_paged(
             bench.machine, problem.q[copy], problem.cache, problem.tables[copy], problem.lengths, SCALE, True, 1.0,
-            -np.inf, out, lse, longest=length, kernel=kernel, **split,
+            -np.inf, out, lse, longest=length, kernel=kernel, split_keys=keys,
         )  # fmt: skip
 
     operations = 2.0 * B * H * length * (widths.D + widths.L)
