@@ -14,6 +14,7 @@ from fast_cases import strict64
 from mla_oracle import backends
 from mla_oracle.errors import MissingError
 from mla_oracle.gpu import forms
+from mla_oracle.ptx import Interpreter
 
 BACKENDS = ("ptx", "cuda")
 ARCHS = ("sm_80", "sm_90", "sm_100")  # what the interpreter runs, from two code generators of NVRTC
@@ -41,9 +42,25 @@ def missing(backend):
 
 @cache
 def interpreter(arch, threads=None):
-    from mla_oracle.ptx import Interpreter
-
     return Interpreter(arch, threads=threads)
+
+
+class Planted(Interpreter):
+    """An interpreter of the tensor-core kernel with `old` replaced by `new` in its text."""
+
+    def __init__(self, arch, old, new):
+        super().__init__(arch)
+        self.change = old, new
+
+    def kernel(self, file, name, **defines):
+        from mla_oracle.gpu import cache, sources
+
+        text = sources.flatten(file)
+        if name.startswith("paged_mma"):
+            assert text.count(self.change[0]) == 1, self.change[0]
+            text = text.replace(*self.change)
+        options = [f"-D{macro}={value}" for macro, value in defines.items()]
+        return self.load(cache.compile(text, self.arch, name=file, options=options).ptx, name, file=file)
 
 
 def machine(name):

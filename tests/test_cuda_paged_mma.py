@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fast_cases import make, place
-from kernel_cases import assert_right, decode
+from kernel_cases import Planted, assert_right, decode
 
 from mla_oracle.errors import UnsupportedError
 from mla_oracle.gpu import forms, layout, paged_mma
 from mla_oracle.gpu.machine import Buffer
-from mla_oracle.ptx import Fault, Interpreter
+from mla_oracle.ptx import Fault
 
 BF16, F16 = ml_dtypes.bfloat16, np.float16
 
@@ -179,27 +179,9 @@ def test_the_same_bits_twice_alone_and_in_a_batch(machine):
 # --- bugs planted in its text
 
 
-class Planted(Interpreter):
-    """An interpreter whose kernels have `old` replaced by `new`."""
-
-    def __init__(self, arch, old, new):
-        super().__init__(arch)
-        self.change = old, new
-
-    def kernel(self, file, name, **defines):
-        from mla_oracle.gpu import cache, sources
-
-        text = sources.flatten(file)
-        if name.startswith("paged_mma"):
-            assert text.count(self.change[0]) == 1, self.change[0]
-            text = text.replace(*self.change)
-        options = [f"-D{macro}={value}" for macro, value in defines.items()]
-        return self.load(cache.compile(text, self.arch, name=file, options=options).ptx, name, file=file)
-
-
 BUGS = {
     "no wait": ("        wait_for_groups();\n", "", "cp.async not waited for"),
-    "no barrier after the wait": ("        __syncthreads();            // the tile is there", "        //", "race"),
+    "no barrier after the wait": ("        __syncthreads();            // the rows are there", "        //", "race"),
     "no barrier before maxima are used": ("if (__syncthreads_or(odd))", "if (odd)", "race|never written"),
     "no barrier before weights are used": (
         "        __syncthreads();            // the weights",
@@ -212,7 +194,7 @@ BUGS = {
         "divergent barrier|race|never",
     ),
     "rows past the last": ("if (row >= rows) continue;\n            float *out", "float *out", "out of bounds|race"),
-    "the tail by the last page": ("        if (j < end) {", "        {", "out of bounds|never written"),
+    "the tail by the last page": ("        if (j >= end) continue;\n", "", "out of bounds|never written"),
     "the tile after the last": ("if (first + KEYS < end) {", "{", "cp.async"),
     "uninitialised weights": (
         "if (key_warp == 0 && lane % 4 == 0) shared.rescale[row]",
@@ -244,7 +226,7 @@ WRONG = {
     "no rescaling": ("acc[i][c][n][e] *= e < 2 ? upper : lower;", ";"),
     "no rescaling of the sum": ("l[i][half] *= rescale;", ";"),
     "a query's rows of the wrong token": ("r / p.H * p.q_token", "r % p.T * p.q_token"),
-    "values that are not scrubbed": ("scrub<Stored>(shared.tiles[now]);", ";"),
+    "values that are not scrubbed": ("scrub<Stored>(shared.tiles + now * TILE_BYTES);", ";"),
 }
 
 

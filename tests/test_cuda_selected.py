@@ -10,11 +10,12 @@ import kernel_cases
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_cases import EPS, TINY, assert_within
+from kernel_cases import EPS, TINY, Planted, assert_within
 
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.gpu import forms, paged_mma
 from mla_oracle.gpu.selection import Selection
+from mla_oracle.ptx import Fault
 
 BF16, F16, E4M3 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn
 RNG = np.random.default_rng(20)
@@ -39,7 +40,7 @@ class Problem:
     causal: bool = False
 
     def attend(self, slots_of, sinks=None, sinks_in_lse=False, out_scale=1.0):
-        """(out, lse, allowed out, allowed lse) in f64: slots_of(b, t) lists the rows a query sees, duplicates counted."""
+        """(out, lse, allowed out, allowed lse) in f64: slots_of(b, t) lists the rows a query sees, in any order."""
         B, T, H, D = self.q.shape
         out, lse = np.zeros((B, T, H, self.V)), np.full((B, T, H), -np.inf)
         allowed_out, allowed_lse = out.copy(), np.zeros((B, T, H))
@@ -158,7 +159,9 @@ def test_topk_by_slot_with_lengths_and_what_lies_beyond_them(machine, split_keys
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("left", "right", "kept"), [(0, 0, 0), (5, 0, 2), (-1, 0, 0), (40, -1, 4), (3, 7, 80), (200, 200, 0)])
+@pytest.mark.parametrize(
+    ("left", "right", "kept"), [(0, 0, 0), (5, 0, 2), (-1, 0, 0), (40, -1, 4), (3, 7, 80), (200, 200, 0)]
+)
 def test_windows(machine, left, right, kept, causal):
     p = make(lens=(70, 3), T=3, causal=causal)
     if causal and right > 0:
@@ -190,7 +193,7 @@ def test_sinks(machine, sinks_in_lse):
     every = lambda b, t: p.tokens(b, range(p.lens[b]))  # noqa: E731
     _, out, lse = assert_right(machine, p, every, sinks, sinks_in_lse)
     assert (out[1] == 0).all() and (lse[1] == -np.inf).all()
-    _, scalar, _ = assert_right(machine, p, every, sinks, sinks_in_lse, kernel="scalar")
+    assert_right(machine, p, every, sinks, sinks_in_lse, kernel="scalar")
     _, out, lse = run(machine, p, sinks=np.full(5, np.inf, np.float32), sinks_in_lse=True)
     assert (out == 0).all() and (lse[0] == np.inf).all() and (lse[1] == -np.inf).all()
 
@@ -205,7 +208,10 @@ def test_per_tensor_fp8(machine, selected):
     p.cache, p.rows = codes, np.where(np.isnan(values), 0, values)
     p.scale = 0.1 / 300
     indices = choose(p, 48) if selected else None
-    seen = lambda b, t: p.tokens(b, range(p.lens[b]) if indices is None else indices[b, t][indices[b, t] >= 0])  # noqa: E731
+
+    def seen(b, t):
+        return p.tokens(b, indices[b, t][indices[b, t] >= 0] if selected else range(p.lens[b]))
+
     selection = Selection() if selected else None
     assert_right(machine, p, seen, selection=selection, indices=indices, packed=1, out_scale=0.25)
 
@@ -214,7 +220,8 @@ def ds_mla(scales="power", rng=RNG):
     """A Problem of 656-byte rows, its latent values before the scales [..., 512] and the scales [..., 4]."""
     p = make(B=1, T=1, H=3, D=576, V=512, lens=(40,), rng=rng)
     held = np.isfinite(p.cache.astype(np.float32)).all(-1)
-    codes = rng.integers(0, 127, (*held.shape, 512)).astype(np.uint8) | rng.integers(0, 2, (*held.shape, 512)).astype(np.uint8) << 7
+    codes = rng.integers(0, 127, (*held.shape, 512)) + 128 * rng.integers(0, 2, (*held.shape, 512))
+    codes = codes.astype(np.uint8)
     factor = np.exp2(rng.integers(-9, -4, (*held.shape, 4))).astype(np.float32)
     if scales != "power":
         factor *= rng.uniform(1, 2, factor.shape).astype(np.float32)
@@ -226,7 +233,9 @@ def ds_mla(scales="power", rng=RNG):
     return p, values, np.where(held[..., None], factor, 1)
 
 
-@pytest.mark.parametrize(("reader", "scales"), [("f32", "any"), ("bf16", "any"), ("exponent", "any"), ("exponent", "power")])
+@pytest.mark.parametrize(
+    ("reader", "scales"), [("f32", "any"), ("bf16", "any"), ("exponent", "any"), ("exponent", "power")]
+)
 def test_rows_of_656_bytes(machine, reader, scales):
     p, values, factor = ds_mla(scales)
     if reader == "bf16":
@@ -239,7 +248,8 @@ def test_rows_of_656_bytes(machine, reader, scales):
     assert_right(machine, p, lambda b, t: p.tokens(b, range(40)), packed=packed)
     if reader == "f32":
         slots = np.array([[[p.token(0, j) for j in (3, 39, 3, 0)]]])
-        assert_right(machine, p, lambda b, t: slots[b, t], packed=packed, selection=Selection(by_slot=True), indices=slots)
+        listed = Selection(by_slot=True)
+        assert_right(machine, p, lambda b, t: slots[b, t], packed=packed, selection=listed, indices=slots)
 
 
 def test_a_nan_scale_or_code_spoils_the_rows_that_see_it(machine):
@@ -266,3 +276,24 @@ def test_what_the_kernel_does_not_take_is_refused_by_name(machine):
     p = make(causal=True)
     with pytest.raises(InputError, match=r"^by_slot is True, expected indices, and causal False$"):
         run(machine, p, selection=Selection(by_slot=True), indices=np.zeros((2, 2, 4)))
+
+
+SYNC = "        __syncthreads();            // the rows are there"
+BUGS = {
+    "no barrier before rows are unpacked": (SYNC, "        //", "race|cp.async"),
+    "no barrier after rows are unpacked": ("    __syncthreads();        // the tile is there", "    //", "race"),
+    "no wait": ("        wait_for_groups();\n", "", "cp.async not waited for"),
+    "the next rows copied over these": ("tiles + (now ^ 1) * TILE_BYTES", "tiles + now * TILE_BYTES", "cp.async"),
+    "a row of twice the bytes": ("TILE_BYTES + key * ROW_BYTES", "TILE_BYTES + key * 2 * ROW_BYTES", "never|bounds"),
+    "rows past the last": ("        if (j >= end) continue;\n", "", "out of bounds|never written"),
+}
+
+
+@pytest.mark.skipif(kernel_cases.missing("ptx") is not None, reason="the extra cuda is not installed")
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_planted_in_the_path_of_packed_rows_is_reported(bug):
+    old, new, said = BUGS[bug]
+    p, _, _ = ds_mla()
+    slots = np.array([[[p.token(0, j) for j in np.resize(np.arange(40), 150)]]])
+    with pytest.raises(Fault, match=said):
+        run(Planted("sm_90", old, new), p, packed=2, selection=Selection(by_slot=True), indices=slots)

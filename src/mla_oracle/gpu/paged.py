@@ -81,7 +81,7 @@ def decode(
         relative = eps * ((1.1 D + 16) * size + 1.6 n + 32) + 2 D tiny |scale|
         out:  (relative + u) * (sum p |v| / sum p) + n * (tiny + 2^-24 if f16) * (1 + max |v|)
 
-    What the tensor-core kernel takes besides, and it alone but for sinks: `packed`, a value of paged_mma.PACKED: kv_cache
+    What the tensor-core kernel takes besides, and it alone but for sinks: `packed`, one of paged_mma.PACKED: kv_cache
     is u8 [num_blocks, block_size, bytes of a row]; `selection`, the keys of each query (gpu.selection), in place of the
     block table's, which is then [B, 0] where they are slots. `sinks` [H] f32: the logit of a key without a value, which
     the LSE counts if `sinks_in_lse`; a row that sees no key is an empty row whatever its sink. `out_scale` multiplies

@@ -53,20 +53,30 @@ def table() -> dict[str, Any]:
     kernels: dict[str, dict[str, dict[str, Row]]] = {}
     build = ""
     for file in sources.names():
-        for arch in ARCHS:
-            compiled = cache.compile(sources.flatten(file), arch, name=file, options=options(file, arch))
-            build = compiled.build
-            for name, row in of(compiled).items():
-                kernels.setdefault(file, {}).setdefault(name, {})[arch] = row
+        for variant in variants(file):
+            for arch in ARCHS:
+                wanted = options(file, arch, variant)
+                compiled = cache.compile(sources.flatten(file), arch, name=file, options=wanted)
+                build = compiled.build
+                for name, row in of(compiled).items():
+                    kernels.setdefault(file, {}).setdefault(" ".join((name, *variant)), {})[arch] = row
     return {"nvrtc": build, "kernels": kernels}
 
 
-def options(file: str, arch: str) -> list[str]:
-    """The macros that `file` is compiled with for a row of the table: those of the largest problem."""
+def options(file: str, arch: str, variant: tuple[str, ...]) -> list[str]:
+    """What `file` is compiled with for a row of the table: the macros of the largest problem, and its variant's."""
     if file != "paged_mma.cu":
         return []
     rows, keys = paged_mma.tile(arch)
-    return [f"-DROWS={rows}", f"-DKEYS={keys}"]
+    return [f"-D{macro}" for macro in (f"ROWS={rows}", f"KEYS={keys}", *variant)]
+
+
+def variants(file: str) -> list[tuple[str, ...]]:
+    """The macros that make other kernels of `file`, besides its sizes: the plain ones first."""
+    if file != "paged_mma.cu":
+        return [()]
+    packed = [(f"PACKED={code}",) for code in (0, *paged_mma.PACKED.values())]
+    return [(), *((*one, "LISTED=1") for one in packed), *packed[1:]]
 
 
 def text(table: dict[str, Any]) -> str:

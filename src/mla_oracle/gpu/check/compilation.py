@@ -17,12 +17,14 @@ OURS = ("check/bench.cu", "check/instructions.cu")
 def findings(bench: Bench) -> Iterator[Finding]:
     """A kernel that spills is told as a difference."""
     arch = bench.machine.arch
-    for file in (*sources.names(), *OURS):
+    files = (*sources.names(), *OURS)
+    for file, variant in [(name, variant) for name in files for variant in resources.variants(name)]:
         began = time.monotonic()
+        options = resources.options(file, arch, variant)
         try:
-            compiled = cache.compile(sources.flatten(file), arch, name=file, options=resources.options(file, arch))
+            compiled = cache.compile(sources.flatten(file), arch, name=file, options=options)
         except (InputError, UnsupportedError) as error:
-            yield {"name": f"{file} for {arch}", "ok": False, "reason": str(error)}
+            yield {"name": " ".join((file, *variant, "for", arch)), "ok": False, "reason": str(error)}
             continue
         seconds = round(time.monotonic() - began, 2)
         rows = resources.of(compiled)
@@ -32,7 +34,7 @@ def findings(bench: Bench) -> Iterator[Finding]:
         for name, row in rows.items():
             spills = row["spill_stores"] + row["spill_loads"]
             yield {
-                "name": f"{name} of {file} for {arch}",
+                "name": " ".join((name, *variant, "of", file, "for", arch)),
                 "ok": spills == 0,
                 **({"reason": f"{spills} bytes of spills"} if spills else {}),
                 **row,
