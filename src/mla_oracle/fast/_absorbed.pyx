@@ -185,7 +185,8 @@ def attend(
     if o_lat.shape[0] * o_lat.shape[1] == 0:
         return
     job.B, job.T, job.H, job.V = 1, o_lat.shape[0], o_lat.shape[1], o_lat.shape[2]
-    job.D, job.D_kv = q.shape[2], job.V
+    job.D, job.D_kv, job.first_value = q.shape[2], job.V, 0
+    job.listed, job.apart, job.packing = NULL, NULL, NULL
     job.V_tiles = round_up(job.V, COLUMNS)
     job.row = max(round_up(job.D, LINE), job.V_tiles)
     job.block_size = t_kv
@@ -195,7 +196,7 @@ def attend(
     job.q_strides[0], job.q_strides[1], job.q_strides[2] = 0, q.strides[0], q.strides[1]
     job.kv_strides[0], job.kv_strides[1] = 0, c_kv.strides[0]
     job.table_strides[0], job.table_strides[1], job.seq_stride = 0, 0, 0
-    job.kv_itemsize = sizeof(real)
+    job.row_bytes = job.D_kv * sizeof(real)
     job.q_dtype = job.kv_dtype = STORED_F64 if sizeof(real) == 8 else STORED_F32
     job.direct, job.causal = job.D % PAIR == 0 and job.D_kv % PAIR == 0, True
     job.scale, job.empty_lse = <real>softmax_scale, 0

@@ -14,7 +14,7 @@ from mla_oracle.fast._amx_tiles cimport (
     BYTES, STEP, Picks, fill, narrow_score_tiles, narrow_value_tiles, pack_values, pick_halves, split_weights, turn,
     wide_score_tiles, wide_value_tiles,
 )
-from mla_oracle.fast._blocks cimport find_rows, first_rows_of_next, mask, query_row
+from mla_oracle.fast._blocks cimport find_rows, first_rows_of_next, mask, query_row, read_row
 from mla_oracle.fast._plan cimport GROUP, Group, Job, Work, carve, round_up, state_size, visible
 from mla_oracle.fast._tiles cimport (
     COLUMNS, LANES, TILE, Ahead, fetch_lines, real, splat, stored_half, vec, veci, weight_of, where_greater,
@@ -28,6 +28,11 @@ cdef enum:
     FEW = 64                # keys of a softmax step of few lanes; else TILE
 
 
+cdef inline bint in_place(const Job* job) noexcept nogil:
+    # Cached rows are tiles as they lie: bf16, a whole number of STEPs.
+    return job.D % STEP == 0 and job.packing == NULL and job.apart == NULL
+
+
 cdef inline char* lay_out_tiles(const Job* job, Work* w, char* memory) noexcept nogil:
     # Returns the end of what it carved; from NULL, that is the size.
     cdef Py_ssize_t lanes = round_up(min(GROUP, job.T * job.H), LANES), D = round_up(job.D, STEP)
@@ -36,7 +41,7 @@ cdef inline char* lay_out_tiles(const Job* job, Work* w, char* memory) noexcept 
     w.s = carve(&memory, TILE * lanes)
     w.p = carve(&memory, TILE * lanes)
     w.rescale = carve(&memory, lanes)
-    w.packed = carve(&memory, 0 if job.D % STEP == 0 else TILE * D // 2)
+    w.packed = carve(&memory, 0 if in_place(job) else TILE * D // 2)
     w.block = carve(&memory, 64 * D // 2)
     w.tail = carve(&memory, TILE * COLUMNS // 2)
     w.zeros = carve(&memory, D // 2)
@@ -48,7 +53,7 @@ cdef inline char* lay_out_tiles(const Job* job, Work* w, char* memory) noexcept 
 cdef inline void prepare_tiles(const Job* job, Work* w) noexcept nogil:
     cdef Py_ssize_t D = round_up(job.D, STEP)
     memset(w.q_rows, 0, LANES * D * sizeof(real))
-    memset(w.packed, 0, 0 if job.D % STEP == 0 else TILE * D * 2)
+    memset(w.packed, 0, 0 if in_place(job) else TILE * D * 2)
     memset(w.block, 0, 64 * D * 2)
     memset(w.zeros, 0, D * 2)
     fill(<Picks*>w.picks)
@@ -217,18 +222,26 @@ cdef inline void rescale_rows(
 
 
 cdef inline Py_ssize_t pack_rows(
-    const Job* job, Work* w,
+    const Job* job, Work* w, Py_ssize_t b, Py_ssize_t key,
     const unsigned char** rows,     # [n], IN AND OUT
     Py_ssize_t n,
 ) noexcept nogil:
-    """Copy rows that are no whole number of STEPs, zeros after them. Returns how far apart rows lie then."""
-    cdef Py_ssize_t row = round_up(job.D, STEP) * 2, k
-    if job.D % STEP == 0:
-        return job.kv_strides[1]
+    """Make rows that are not so tiles: bf16, zeros up to a whole STEP. Returns how far apart rows lie then."""
+    cdef Py_ssize_t D = round_up(job.D, STEP), k, d
+    cdef real* row = w.q_rows + 2 * D    # as in score_again, behind its two
+    cdef stored_half* to = <stored_half*>w.packed
+    if in_place(job):
+        return job.row_bytes if job.listed != NULL else job.kv_strides[1]
     for k in range(n):
-        memcpy(<char*>w.packed + k * row, rows[k], job.D * 2)
-        rows[k] = <const unsigned char*>w.packed + k * row
-    return row
+        if job.packing == NULL and job.apart == NULL:
+            memcpy(to, rows[k], job.D * 2)
+        else:
+            read_row(job, b, key + k, rows[k], row)
+            for d in range(job.D):
+                to[d] = (<const word*>row)[d] >> 16
+        rows[k] = <const unsigned char*>to
+        to += D
+    return D * 2
 
 
 cdef inline const char* block_of(
@@ -288,7 +301,7 @@ cdef inline void add_value_tiles(
     real* o, bint begin,            # [lanes, V_tiles]; as if zeros at first
     Ahead* ahead, Py_ssize_t lines,
 ) noexcept nogil:
-    cdef Py_ssize_t column = 0, D = round_up(job.D, STEP), j, half, rate
+    cdef Py_ssize_t column = 0, D = round_up(job.D, STEP) - job.first_value, j, half, rate
     rate = lines // (job.V_tiles // COLUMNS * steps * (g.lanes // 32 * 2 + g.lanes // 16 % 2)) + 1
     cdef char* panel = <char*>w.tail
     while column < job.V:
@@ -337,13 +350,13 @@ cdef inline void attend_tiles(
             find_rows(job, g.b, key + n, n_ahead, found[1 - now])
         else:
             n_ahead = first_rows_of_next(job, g, found[1 - now], most)
-        ahead.rows, ahead.n, ahead.bytes = found[1 - now], n_ahead, job.D * 2
+        ahead.rows, ahead.n, ahead.bytes = found[1 - now], n_ahead, job.row_bytes
         ahead.row = ahead.at = 0
         lines = n_ahead * ((ahead.bytes + 63) // 64)
         steps = (n + STEP - 1) // STEP
         for k in range(n):
             rows[k] = found[now][k]
-        stride = pack_rows(job, w, rows, n)
+        stride = pack_rows(job, w, g.b, key, rows, n)
         for k in range(n, steps * STEP):
             rows[k] = <const unsigned char*>w.zeros
         score_tiles(job, w, g, rows, n, stride, &ahead, lines * 3 // 10)
@@ -360,6 +373,8 @@ cdef inline void attend_tiles(
             memset(s + n * LANES, 0, (steps * STEP - n) * LANES * sizeof(real))
             split_weights(s, steps, <Picks*>w.picks, <char*>w.p + lane * TILE * 4)
             lane += LANES
+        for k in range(n):
+            rows[k] += job.first_value * 2
         if odd:
             leave_out_rows(job, w, rows, n)
         begin = key == chunk * g.chunk

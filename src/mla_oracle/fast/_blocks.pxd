@@ -17,6 +17,7 @@ from mla_oracle.fast._tiles cimport (
     Ahead, fetch_lines, narrow_scores, real, splat, stored_pair, stored_real, values, vec, weight_of, where_greater,
     wide_scores,
 )
+from mla_oracle.fast._unpack cimport unpack
 from mla_oracle.fast._widen cimport widen
 
 cdef extern from * nogil:
@@ -63,6 +64,12 @@ cdef inline void find_rows(
     cdef const char* table = <const char*>job.table + b * job.table_strides[0]
     cdef Py_ssize_t page = key // job.block_size, slot = key % job.block_size, k
     cdef const unsigned char* at = NULL
+    if job.listed != NULL:
+        for k in range(n):
+            rows[k] = <const unsigned char*>job.listed[b * job.listed_stride + key + k]
+        for k in range(n, TILE):
+            rows[k] = rows[n - 1]
+        return
     for k in range(n):
         if k == 0 or slot == job.block_size:
             if k:
@@ -75,6 +82,24 @@ cdef inline void find_rows(
         slot += 1
     for k in range(n, TILE):
         rows[k] = rows[n - 1]
+
+
+cdef inline void read_row(
+    const Job* job, Py_ssize_t b, Py_ssize_t key,
+    const unsigned char* stored,
+    real* row,                      # OUT [D]
+) noexcept nogil:
+    cdef const unsigned char* apart = NULL
+    if job.apart != NULL:
+        apart = <const unsigned char*>job.apart[b * job.listed_stride + key]
+    elif job.pe != NULL:
+        apart = job.pe + key * job.pe_stride
+    if job.packing != NULL:
+        unpack(job.packing, stored, apart, row, job.D)
+        return
+    widen(stored, job.kv_dtype, row, job.D_kv)
+    if apart != NULL:
+        widen(apart, job.kv_dtype, row + job.D_kv, job.D - job.D_kv)
 
 
 cdef inline Py_ssize_t first_rows_of_next(
@@ -173,7 +198,8 @@ cdef inline void add_values(
 ) noexcept nogil:
     cdef const stored_real* tail[TILE]
     cdef const real* p
-    cdef Py_ssize_t column = 0, head, k, d, readable = job.D_kv if job.direct else job.row
+    cdef Py_ssize_t column = 0, head, k, d, readable
+    readable = (job.D_kv if job.direct else job.row) - job.first_value
     while column < job.V:
         if column + COLUMNS > readable:
             for k in range(n):
@@ -231,17 +257,15 @@ cdef inline void attend(
             find_rows(job, g.b, key + n, n_ahead, found[1 - now])
         else:
             n_ahead = first_rows_of_next(job, g, found[1 - now], TILE)
-        ahead.rows, ahead.n, ahead.bytes = found[1 - now], n_ahead, job.D_kv * job.kv_itemsize
+        ahead.rows, ahead.n, ahead.bytes = found[1 - now], n_ahead, job.row_bytes
         ahead.row = ahead.at = 0
         for k in range(n):
             rows[k] = <const stored_real*>found[now][k]
             if not job.direct:
                 row = w.packed + k * job.row
-                widen(found[now][k], job.kv_dtype, row, job.D_kv)
-                if job.pe != NULL:
-                    widen(job.pe + (key + k) * job.pe_stride, job.kv_dtype, row + job.D_kv, job.D - job.D_kv)
+                read_row(job, g.b, key + k, found[now][k], row)
                 rows[k] = <const stored_real*>row
-            live[k] = rows[k]
+            live[k] = rows[k] + job.first_value
             if split < D:
                 rests[k] = <const stored_real*>(job.pe + (key + k) * job.pe_stride) - split
         for k in range(n, TILE):

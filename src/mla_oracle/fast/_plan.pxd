@@ -7,6 +7,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, PAIR, TILE, WIDE, real
+from mla_oracle.fast._unpack cimport Packing
 
 cdef enum:
     GROUP = 128             # query rows that share one pass over the cache
@@ -24,15 +25,20 @@ cdef struct Job:
     Py_ssize_t q_strides[3]         # bytes, as all strides here
     Py_ssize_t kv_strides[2]
     Py_ssize_t pe_stride
+    const int64_t* listed           # [B, listed_stride]: where each key's row lies, instead of kv and table; or NULL
+    const int64_t* apart            # the same, of what a packed row has elsewhere; or NULL
+    Py_ssize_t listed_stride        # numbers
+    const Packing* packing          # of a listed row that is not dense numbers; or NULL
     Py_ssize_t table_strides[2]
     Py_ssize_t seq_stride
     Py_ssize_t B, T, H, D, V
     Py_ssize_t D_kv                 # numbers of a row that lie in kv: D, but for pe
+    Py_ssize_t first_value          # of a row: value = V numbers from here on
+    Py_ssize_t row_bytes            # stored, at `kv` or `listed`
     Py_ssize_t V_tiles              # V rounded up to whole value tiles
     Py_ssize_t row                  # numbers of a packed row: at least D and V_tiles
     Py_ssize_t block_size
     int q_dtype, kv_dtype
-    Py_ssize_t kv_itemsize
     bint causal
     bint direct                     # cached rows are read in place: numbers of this type, in whole pairs
     real scale

@@ -19,7 +19,7 @@ from mla_oracle.fast import threads as pool
 Array = NDArray[Any]
 
 
-def _on_cache_lines(n: int, numbers: int, dtype: Any) -> Array:
+def on_cache_lines(n: int, numbers: int, dtype: Any) -> Array:
     """An empty array [n, numbers] whose first number starts a cache line."""
     size = n * numbers * np.dtype(dtype).itemsize
     memory = np.empty(size + 64, np.uint8)
@@ -86,7 +86,7 @@ def decode(
     tasks, groups, numbers = kernels.plan(T, H, V, causal, seq_lens)
     used = min(pool.count(threads), tasks) if tasks > 1 else 1
     counters = np.zeros(1 + groups, np.int64)
-    pools = _on_cache_lines(min(used + 1, groups), numbers, out.dtype) if numbers else np.empty((1, 16), out.dtype)
+    pools = on_cache_lines(min(used + 1, groups), numbers, out.dtype) if numbers else np.empty((1, 16), out.dtype)
 
     def work() -> None:
         kernels.decode(
