@@ -17,7 +17,7 @@ from mla_oracle import dtypes
 from mla_oracle.dtypes import LARGEST, TAGS, dtype, name_of, round_to
 from mla_oracle.errors import InputError
 
-FLOATS = ["f64", "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1"]
+FLOATS = ["f64", "f32", "f16", "bf16", "e4m3", "e4m3fnuz", "e5m2", "e8m0", "e2m1"]
 NAMES = [*FLOATS, "i64", "i32", "i16", "i8", "u8", "u16", "u32", "u64", "bool"]
 
 # mantissa bits, bias, code of the largest finite value
@@ -59,6 +59,10 @@ def codes_of(array):
 
 SMALL = [*FIELDS, "e8m0"]
 
+# As e4m3 with a bias of 8; the code of negative zero is the only NaN, and the largest code is 0x7F.
+FNUZ = "e4m3fnuz"
+FNUZ_VALUES = [np.ldexp(float((code & 7) | (8 if code >> 3 else 0)), max(code >> 3, 1) - 8 - 3) for code in range(128)]
+
 
 @pytest.mark.parametrize("name", NAMES)
 def test_name_and_dtype_name_each_other(name):
@@ -73,6 +77,7 @@ def test_name_and_dtype_name_each_other(name):
         ("f16", 2, 0x3E00, 1.5),
         ("bf16", 2, 0x3FC0, 1.5),
         ("e4m3", 1, 0x3C, 1.5),
+        ("e4m3fnuz", 1, 0x44, 1.5),
         ("e5m2", 1, 0x3E, 1.5),
         ("e8m0", 1, 0x80, 2.0),
         ("e2m1", 1, 0x3, 1.5),
@@ -88,7 +93,7 @@ def test_dtype_decodes_the_bits_of_its_format(name, itemsize, bits, value):
 def test_tags_are_those_of_the_safetensors_format():
     assert {name: TAGS.get(name) for name in NAMES} == {
         "f64": "F64", "f32": "F32", "f16": "F16", "bf16": "BF16", "e4m3": "F8_E4M3", "e5m2": "F8_E5M2",
-        "e8m0": "F8_E8M0", "e2m1": None, "i64": "I64", "i32": "I32", "i16": "I16", "i8": "I8", "u8": "U8",
+        "e4m3fnuz": "F8_E4M3FNUZ", "e8m0": "F8_E8M0", "e2m1": None, "i64": "I64", "i32": "I32", "i16": "I16", "i8": "I8", "u8": "U8",
         "u16": "U16", "u32": "U32", "u64": "U64", "bool": "BOOL",
     }  # fmt: skip
 
@@ -236,6 +241,22 @@ def test_overflow_begins_at_the_tie_above_the_largest_value(name, source):
     if name != "e8m0":
         saturated = round_to(-asked, name, saturate=True).astype(np.float64)
         assert (saturated == -LARGEST[name]).all()
+
+
+def test_e4m3fnuz_has_another_bias_one_nan_and_one_zero():
+    values = np.array(FNUZ_VALUES)
+    assert LARGEST[FNUZ] == values[-1] == 240
+    for source in (np.float32, np.float64):
+        np.testing.assert_array_equal(codes_of(round_to(values.astype(source), FNUZ)), range(128))
+        np.testing.assert_array_equal(codes_of(round_to(-values[1:].astype(source), FNUZ)), range(129, 256))
+        tie = ((values[:-1] + values[1:]) / 2).astype(source)
+        even = [code + code % 2 for code in range(127)]
+        np.testing.assert_array_equal(codes_of(round_to(tie, FNUZ)), even)
+        np.testing.assert_array_equal(codes_of(round_to(np.nextafter(tie, source(0)), FNUZ)), range(127))
+        np.testing.assert_array_equal(codes_of(round_to(np.nextafter(tie, source(np.inf)), FNUZ)), range(1, 128))
+    asked = np.array([-0.0, -(2.0**-12), np.nan, np.inf, 248.0, -300.0])
+    assert codes_of(round_to(asked, FNUZ)).tolist() == [0, 0, 0x80, 0x80, 0x80, 0x80]
+    assert codes_of(round_to(asked, FNUZ, saturate=True)).tolist() == [0, 0, 0x80, 0x7F, 0x7F, 0xFF]
 
 
 def test_500_is_nan_in_e4m3_and_448_when_saturated():

@@ -85,7 +85,7 @@ def test_per_token_scales_are_those_of_the_token():
     np.testing.assert_array_equal(found[:, 0], [3 * one_e5m2, 2 * one_e5m2, np.nan])
 
 
-def read_one(code, scale, readers=formats.get("fp8_e4m3").readers):
+def read_one(code, scale, *readers):
     """The e4m3 code times the scale, by each reader."""
     data = np.full((1, 1, 1), code, np.uint8)
     return [one("fp8_e4m3", data, kv_scale=number(scale), reader=reader)[0] for reader in readers]
@@ -94,11 +94,11 @@ def read_one(code, scale, readers=formats.get("fp8_e4m3").readers):
 def test_readers_of_one_scale_round_where_they_say():
     # 1.5 * (1 + 2^-20): f32 holds it; bf16 has steps of 2^-7 there, f16 of 2^-10.
     scale = 1 + 2.0**-20
-    assert read_one(0x3C, scale) == [1.5 * scale, 1.5 * scale, 1.5, 1.5, 1.5]
+    assert read_one(0x3C, scale, *formats.get("fp8_e4m3").readers) == [1.5 * scale, 1.5 * scale, 1.5, 1.5, 1.5]
     # 13 * (1 + 2^-23) needs 27 bits: f32 has steps of 2^-20 there, and 13 * 2^-23 is nearest to two of them.
-    assert read_one(0x55, 1 + 2.0**-23, ("fold", "f32")) == [13 + 13 * 2.0**-23, 13 + 2 * 2.0**-20]
+    assert read_one(0x55, 1 + 2.0**-23, "fold", "f32") == [13 + 13 * 2.0**-23, 13 + 2 * 2.0**-20]
     # In bf16 the scale 1 + 3 * 2^-9 is 1 + 2^-7.
-    assert read_one(0x38, 1 + 3 * 2.0**-9, ("bf16",)) == [1 + 2.0**-7]
+    assert read_one(0x38, 1 + 3 * 2.0**-9, "bf16") == [1 + 2.0**-7]
 
 
 def test_flashinfer_split_row():
