@@ -30,7 +30,7 @@ def blank(*shape, **at):
 
 
 def the_rest_is_zero(row, *but):
-    assert not np.delete(row, but).any()
+    assert not np.delete(row, list(but)).any()
 
 
 def number(value):
@@ -163,6 +163,16 @@ def test_scales_that_are_no_ordinary_numbers(bits, f32, exponent, e8m0_rz):
     data[0, 0, 512:516].view("<u4")[:] = bits
     found = [one("fp8_ds_mla", data, reader=r)[0] for r in ("f32", "exponent", "e8m0_rz")]
     np.testing.assert_array_equal(found, [f32, exponent, e8m0_rz])
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0x7FFF8000, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("reader", formats.get("fp8_ds_mla").readers)
+def test_a_scale_that_is_nan_reads_as_nan_whatever_its_payload(reader, bits):
+    data = blank(1, 656, b0=0x38)
+    data[0, 0, 512:516].view("<u4")[:] = bits
+    found = one("fp8_ds_mla", data, reader=reader)
+    assert np.isnan(found[:128]).all()
+    the_rest_is_zero(found[128:])
 
 
 def test_model1_page_of_two():
