@@ -147,6 +147,7 @@ def test_bf16_and_fp8_come_through_dlpack(major):
     for code, bits, dtype in [
         (4, 16, ml_dtypes.bfloat16),
         (10, 8, ml_dtypes.float8_e4m3fn),
+        (11, 8, ml_dtypes.float8_e4m3fnuz),
         (12, 8, ml_dtypes.float8_e5m2),
         (14, 8, ml_dtypes.float8_e8m0fnu),
     ]:

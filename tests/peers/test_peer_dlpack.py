@@ -102,7 +102,7 @@ REFUSED = {
     "conjugate": lambda x: x.to(torch.complex64).conj(),
     "negative": lambda x: (x * 1j).conj().imag,
     "complex": lambda x: x.to(torch.complex64),
-    "float8_e4m3fnuz": lambda x: x.to(torch.float8_e4m3fnuz),
+    "float8_e5m2fnuz": lambda x: x.to(torch.float8_e5m2fnuz),
 }
 
 
