@@ -93,7 +93,8 @@ def test_dtype_decodes_the_bits_of_its_format(name, itemsize, bits, value):
 def test_tags_are_those_of_the_safetensors_format():
     assert {name: TAGS.get(name) for name in NAMES} == {
         "f64": "F64", "f32": "F32", "f16": "F16", "bf16": "BF16", "e4m3": "F8_E4M3", "e5m2": "F8_E5M2",
-        "e4m3fnuz": "F8_E4M3FNUZ", "e8m0": "F8_E8M0", "e2m1": None, "i64": "I64", "i32": "I32", "i16": "I16", "i8": "I8", "u8": "U8",
+        "e4m3fnuz": "F8_E4M3FNUZ", "e8m0": "F8_E8M0", "e2m1": None,
+        "i64": "I64", "i32": "I32", "i16": "I16", "i8": "I8", "u8": "U8",
         "u16": "U16", "u32": "U32", "u64": "U64", "bool": "BOOL",
     }  # fmt: skip
 
