@@ -154,6 +154,15 @@ def test_q8_0_blocks():
         assert data[36:68].view(np.int8).tolist() == [0, 127] + [0] * 30
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("writer", formats.get("q8_0").writers)
+def test_a_block_of_q8_0_with_no_number_is_nan_as_a_whole(writer, value):
+    tensors, row = written("q8_0", {3: value, 4: 1.0, 32: 127.0}, writer)
+    assert np.isnan(row[:32]).all()
+    assert row[32:34].tolist() == [127, 0]
+    assert not tensors["kv_cache"][0, 0, 2:34].any()
+
+
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e4m3fnuz", "fp8_e5m2"])
 def test_writers_of_one_scale_differ_past_the_largest(name):
     largest = {"fp8_e4m3": 448, "fp8_e4m3fnuz": 240, "fp8_e5m2": 57344}[name]

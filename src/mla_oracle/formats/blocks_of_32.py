@@ -25,8 +25,8 @@ class Q80(Format):
     A value is d * q, exact in f32. Which columns are the latent is the case's: llama.cpp stores the latent first, so
     the value is blocks 0 .. 15; ik_llama.cpp the rope first, so it is blocks 2 .. 17.
     Writers: ggml, d = amax / 127 in f32, q = roundf(x * (1 / d)) with halves away from zero, and d stored as f16 after
-    that; ggml_simd, q = x * (127 / amax) with halves to even. d past the largest f16 is stored as infinity. NaN and
-    infinity are refused: what ggml makes of them is left open by C.
+    that; ggml_simd, q = x * (127 / amax) with halves to even. d past the largest f16 is stored as infinity. A block
+    with a NaN or an infinity gets a d of NaN, and is NaN as a whole: what ggml makes of it, C leaves open.
     Readers: f32.
     """
 
@@ -54,12 +54,9 @@ class Q80(Format):
     def pack(self, rows: Array, writer: str, scales: dict[str, Any]) -> dict[str, Array]:
         if rows.shape[-1] % BLOCK or rows.shape[-1] == 0:
             raise InputError(f"rows has {rows.shape[-1]} columns, expected a multiple of {BLOCK}")
-        bad = np.argwhere(~np.isfinite(rows))
-        if len(bad):
-            index = tuple(int(i) for i in bad[0])
-            raise InputError(f"rows{list(index)} is {rows[index]}, expected a finite number: q8_0 has no other")
         tiled = tiles(rows, BLOCK)
-        top = amax(tiled, False)
+        top = amax(tiled, True)
+        top[~np.isfinite(top)] = np.nan
         with np.errstate(all="ignore"):
             d = top / F32(127)
             inverse = F32(127) / top if writer == "ggml_simd" else F32(1) / d
