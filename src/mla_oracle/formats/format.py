@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from .codes import decode, exponent_bits, exponents, rounded
+from .codes import decode, exponent_bits, exponents, rounded, table
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32
@@ -86,13 +86,16 @@ class Format:
 
     def values(self, parts: Parts, reader: str) -> Array:
         """[n, D] f32, f64 for the reader "fold"."""
-        elements = decode(parts.codes, parts.element)  # [n, C]
         scales = self.scales_of(parts, reader)  # [n, G], or what broadcasts against [n, C]
-        if scales.shape[-1] not in (1, elements.shape[-1]):
-            groups = scales.shape[-1]
-            elements = elements.reshape(len(elements), groups, elements.shape[-1] // groups)
-            scales = scales[:, :, None]
-        product = times(elements, scales, reader).reshape(parts.codes.shape)
+        if scales.shape == (1, 1):  # one for all rows: multiply the table, then look up
+            product = np.take(times(table(parts.element), scales[0], reader), parts.codes, mode="clip")
+        else:
+            elements = decode(parts.codes, parts.element)  # [n, C]
+            if scales.shape[-1] not in (1, elements.shape[-1]):
+                groups = scales.shape[-1]
+                elements = elements.reshape(len(elements), groups, elements.shape[-1] // groups)
+                scales = scales[:, :, None]
+            product = times(elements, scales, reader).reshape(parts.codes.shape)
         if parts.rope is None:
             return product
         return np.concatenate([product, parts.rope], axis=1)
