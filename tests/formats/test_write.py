@@ -154,6 +154,20 @@ def test_q8_0_blocks():
         assert data[36:68].view(np.int8).tolist() == [0, 127] + [0] * 30
 
 
+def test_q8_0_writers_take_the_reciprocal_of_d_or_of_amax():
+    rng = np.random.default_rng(4)
+    top = rng.uniform(1, 2, (1, 400, 1)).astype(np.float32)
+    x = (top * (rng.integers(0, 126, (1, 400, 32)) + 0.5) / 127).astype(np.float32)  # near the ties
+    x[..., :1] = top
+    by_d = x * (np.float32(1) / (top / np.float32(127)))
+    by_amax = x * (np.float32(127) / top)
+    wanted = {"ggml": np.floor(by_d.astype(np.float64) + 0.5), "ggml_simd": np.rint(by_amax)}
+    assert (np.rint(by_d) != np.rint(by_amax)).any()
+    for writer, quants in wanted.items():
+        found = formats.quantize("q8_0", x, writer=writer)["kv_cache"][..., 2:].view(np.int8)
+        np.testing.assert_array_equal(found, quants)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("writer", formats.get("q8_0").writers)
 def test_a_block_of_q8_0_with_no_number_is_nan_as_a_whole(writer, value):
