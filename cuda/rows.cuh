@@ -33,7 +33,10 @@ __device__ inline float of_code(unsigned code) {
 
 __device__ inline float of_scale(float scale) {
     if (PACKED == 3) return __uint_as_float(pack(0, scale, bf16()));
-    if (PACKED == 4) return __uint_as_float(__float_as_uint(scale) & 0x7f800000);
+    if (PACKED == 4) {              // as an e8m0 code: 0 is 2^-127, all ones is NaN
+        unsigned bits = __float_as_uint(scale) & 0x7f800000;
+        return __uint_as_float(bits == 0 ? 0x00400000 : bits == 0x7f800000 ? 0x7fc00000 : bits);
+    }
     return scale;
 }
 

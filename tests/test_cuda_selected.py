@@ -234,7 +234,7 @@ def ds_mla(scales="power", rng=RNG):
 
 
 @pytest.mark.parametrize(
-    ("reader", "scales"), [("f32", "any"), ("bf16", "any"), ("exponent", "any"), ("exponent", "power")]
+    ("reader", "scales"), [("f32_bf16", "any"), ("bf16", "any"), ("exponent", "any"), ("exponent", "power")]
 )
 def test_rows_of_656_bytes(machine, reader, scales):
     p, values, factor = ds_mla(scales)
@@ -246,7 +246,7 @@ def test_rows_of_656_bytes(machine, reader, scales):
     p.rows = np.concatenate([latent, p.rows[..., 512:]], -1)
     packed = paged_mma.PACKED["fp8_ds_mla", reader]
     assert_right(machine, p, lambda b, t: p.tokens(b, range(40)), packed=packed)
-    if reader == "f32":
+    if reader == "f32_bf16":
         slots = np.array([[[p.token(0, j) for j in (3, 39, 3, 0)]]])
         listed = Selection(by_slot=True)
         assert_right(machine, p, lambda b, t: slots[b, t], packed=packed, selection=listed, indices=slots)

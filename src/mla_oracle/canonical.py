@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array, Axes, as_array
-from .backends import choose
+from .backends import KERNELS, choose, machine
 from .caches import Cache, extra_cache, main_cache
 from .cases import PagedCase
 from .checks import choice, number, number_type, positive, positive_scale, thread_count, value_width, widen
-from .errors import InputError
+from .errors import InputError, UnsupportedError
 from .extensions import Extensions, require_plain
 from .geometry import check_integer, show
 from .paged import LOG2E, Attention, decode_paged
@@ -63,18 +63,20 @@ def decode(
     precision: str = "f32",
     backend: str = "auto",
     threads: int | None = None,
+    isa: str | None = None,
     **extensions: Any,
 ) -> Attention:
     """decode_paged with the fields of mla_oracle.extensions: selection, a second cache, window, bias, softcap, sinks,
     ragged queries, several KV heads, e4m3, cache formats.
 
-    Arrays are on the CPU; q and dense caches may be e4m3. Without any extension it is decode_paged, with one it is
-    computed by "strict", which "auto" then means.
+    Arrays are on the CPU; q and dense caches may be e4m3. Without any extension it is decode_paged. With one, "fast"
+    computes all but a softcap and a bias, within the bound of mla_oracle.fast.paged over the numbers that the rows
+    stand for (sinks add 3 eps to out and to the LSE); "cuda" and "ptx" what mla_oracle.gpu.canonical says.
 
     Returns Attention(out [*rows, head_dim_v], lse [*rows] with its axes in the order of `lse_axes`); rows are the axes
     of q but the last, and both are f32, or f64 in precision "f64".
     Raises InputError in one line for a bad argument or for two that contradict each other; UnsupportedError, which
-    names the extension, for another backend.
+    names the extension, for a backend that does not compute it.
     """
     known = {f.name: str(f.type).startswith("Array") for f in dataclasses.fields(Extensions)}
     for name in extensions:
@@ -92,40 +94,73 @@ def decode(
     }
     options = {name: value for name, value in extensions.items() if not known[name]}
     case = PagedCase(**arrays, **conventions, **options)  # type: ignore[arg-type]
-    how: dict[str, Any] = {"precision": precision, "backend": backend, "threads": threads}
+    how: dict[str, Any] = {"precision": precision, "backend": backend, "threads": threads, "isa": isa}
     if case.extensions():
         return attend(case, **how)
     return decode_paged(case.q, case.kv_cache, case.block_table, case.seq_lens, **conventions, **how)  # type: ignore[arg-type]
 
 
 def attend(
-    case: PagedCase, *, precision: str = "f64", backend: str = "auto", threads: int | None = None
+    case: PagedCase,
+    *,
+    precision: str = "f64",
+    backend: str = "auto",
+    threads: int | None = None,
+    isa: str | None = None,
 ) -> Attention:
-    """The results of a case, plain or not, by the strict loops. Raises InputError, UnsupportedError."""
+    """The results of a case, plain or not. Raises InputError, UnsupportedError, of cuda and ptx MissingError too."""
+    threads = thread_count(threads)
+    choose(backend, 0, isa)
+    problem = checked(case, precision)
+    seen = list(problem.seen)
+    if backend in KERNELS:
+        from .gpu import canonical
+
+        out, lse = canonical.attend(case, problem, machine(backend, precision, threads))
+    else:
+        bias = [bias_at(problem, b, one) for b, one in enumerate(seen)]
+        strict_alone = bool(problem.softcap) or any(one.any() for one in bias)
+        if choose(backend, multiply_adds(problem, seen), isa) == "strict" or (backend == "auto" and strict_alone):
+            out, lse = _strict(case, problem, seen, bias)
+        elif strict_alone:
+            name = "softcap" if problem.softcap else "bias"
+            raise UnsupportedError(f"{name} is not supported by backend 'fast'")
+        else:
+            from . import listed
+
+            out, lse = listed.attend(problem, seen, threads=threads, isa=isa)
+            listed.finish(problem, out, lse, case.sinks_in_lse)
+    rows = case.q.shape[:-1]
+    out, lse = out.reshape(*rows, out.shape[-1]), lse.reshape(rows)
+    return Attention(out, np.ascontiguousarray(lse.swapaxes(1, 2)) if case.lse_axes == "BHT" else lse)
+
+
+def multiply_adds(problem: Problem, seen: list[Seen]) -> int:
+    """How large a problem is, for `backends.choose`."""
+    _, H, D = problem.q.shape
+    pairs: int = H * sum(len(one.slot) for one in seen)
+    width: int = D + problem.value.stop - problem.value.start
+    return pairs * width
+
+
+def _strict(case: PagedCase, problem: Problem, seen: list[Seen], bias: list[Array]) -> tuple[Array, Array]:
+    """(out [N, H, V], lse [N, H]) by the sequential loops."""
     from .reference import _attend
 
-    thread_count(threads)
-    if choose(backend, 0) != "strict":
-        require_plain(case, f"backend {backend!r}")
-        choice("backend", backend, ("auto", "strict"))
-    problem = checked(case, precision)
-    N, H, _ = problem.q.shape
-    real, _ = number_type(precision)
-    out = np.empty((N, H, problem.value.stop - problem.value.start), real)
-    lse = np.empty((N, H), real)
+    (N, H, _), real = problem.q.shape, problem.q.dtype
+    out, lse = np.empty((N, H, problem.value.stop - problem.value.start), real), np.empty((N, H), real)
     group = H // problem.main.heads
-    for b, seen in enumerate(problem.seen):
+    for b, one in enumerate(seen):
         of_request = slice(*problem.queries.starts[b : b + 2])
-        rows, keys = gather(problem, seen)
-        bias = bias_at(problem, of_request, seen)
+        rows, keys = gather(problem, one)
         for g in range(problem.main.heads):
             heads = slice(g * group, (g + 1) * group)
             _attend.attend(
                 problem.q[of_request, heads],
                 rows[g],
-                seen.starts,
+                one.starts,
                 keys,
-                bias[heads],
+                bias[b][heads],
                 problem.sinks[heads],
                 problem.scale,
                 problem.softcap,
@@ -137,8 +172,7 @@ def attend(
                 out[of_request, heads],
                 lse[of_request, heads],
             )
-    out, lse = out.reshape(*case.q.shape[:-1], -1), lse.reshape(case.q.shape[:-1])
-    return Attention(out, np.ascontiguousarray(lse.swapaxes(1, 2)) if case.lse_axes == "BHT" else lse)
+    return out, lse
 
 
 def gather(problem: Problem, seen: Seen) -> tuple[Array, Array]:
@@ -153,13 +187,13 @@ def gather(problem: Problem, seen: Seen) -> tuple[Array, Array]:
     return np.concatenate(rows, axis=1), keys
 
 
-def bias_at(problem: Problem, of_request: slice, seen: Seen) -> Array:
-    """The bias of every key of a request by head [H, M], 0 for the keys that have none."""
+def bias_at(problem: Problem, b: int, seen: Seen) -> Array:
+    """The bias of every key of request b by head [H, M], 0 for the keys that have none."""
     H, M, real = problem.q.shape[1], len(seen.slot), problem.q.dtype
     if problem.bias is None:
         return np.broadcast_to(np.zeros((), real), (H, M))
     token = np.repeat(np.arange(len(seen.starts) - 1), np.diff(seen.starts))
-    main = seen.source == 0
+    main, of_request = seen.source == 0, slice(*problem.queries.starts[b : b + 2])
     found = np.zeros((problem.bias.shape[1], M), real)
     found[:, main] = widen(problem.bias[of_request][token[main], :, seen.position[main]], real).T
     return np.broadcast_to(found, (H, M))

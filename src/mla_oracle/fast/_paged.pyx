@@ -129,14 +129,14 @@ cdef run(
 
 cdef fill(Packing* p, packing):
     cdef const float[:, ::1] numbers = packing.numbers
-    cdef const float[::1] scales = packing.scales
+    cdef const float[::1] scales = packing.scales, rest_numbers = packing.rest_numbers
     cdef const int32_t[::1] scale_at = packing.scale_at
     p.numbers, p.per_byte, p.scales, p.scale_at = &numbers[0, 0], numbers.shape[1], &scales[0], &scale_at[0]
     p.group, p.groups, p.first, p.step = packing.group, packing.groups, packing.first, packing.step
     p.scale_bytes, p.rule, p.scales_apart = packing.scale_bytes, <ScaleRule><int>packing.rule, packing.scales_apart
     p.factor, p.to_bf16 = packing.factor, packing.to_bf16
     p.rest, p.rest_apart = packing.rest, packing.rest_apart
-    p.rest_dtype, p.rest_factor = packing.rest_dtype, packing.rest_factor
+    p.rest_dtype, p.rest_numbers, p.rest_factor = packing.rest_dtype, &rest_numbers[0], packing.rest_factor
 
 
 def exp_lanes(real[::1] x):

@@ -12,9 +12,6 @@ from mla_oracle.fast._tiles cimport real, stored_float, stored_half
 from mla_oracle.fast._widen cimport of_half, widen
 from mla_oracle.reference._common cimport from_bits
 
-cdef enum:
-    MOST_GROUPS = 64
-
 cdef enum ScaleRule:
     AS_STORED
     ROUNDED_TO_BF16
@@ -28,19 +25,20 @@ cdef struct Packing:
     Py_ssize_t groups
     Py_ssize_t first, step          # bytes: where the first group's codes start, and how far apart groups are
     const float* scales             # [256], of scales of one byte
-    int scale_bytes                 # of a stored scale: 1, 2 (f16), 4 (f32), or 0: every scale is `factor`
+    int scale_bytes                 # of a stored scale: 1, 2 (f16), 4 (f32), or 0: there is none
     ScaleRule rule
     bint scales_apart               # they lie elsewhere, not in the row
     const int32_t* scale_at         # [groups] bytes
-    float factor                    # times every scale
+    float factor                    # times the product of code and scale
     bint to_bf16
     Py_ssize_t rest                 # bytes: where the other numbers start
     bint rest_apart
-    int rest_dtype                  # reference._common.Stored, or RestCodes
-    float rest_factor
+    int rest_dtype                  # reference._common.Stored, or REST_CODES: codes as well,
+    const float* rest_numbers       # [256],
+    float rest_factor               # times this
 
 cdef enum:
-    REST_CODES = 100                # the rest are codes as well, times rest_factor
+    REST_CODES = 100
 
 
 cdef inline float as_bf16(float x) noexcept nogil:
@@ -62,10 +60,11 @@ cdef inline float scale_of(const Packing* p, const unsigned char* scales, Py_ssi
         scale = (<const stored_float*>at)[0]
     if p.rule == ROUNDED_TO_BF16:
         scale = as_bf16(scale)
-    elif p.rule == EXPONENT_ONLY:
+    elif p.rule == EXPONENT_ONLY:   # as an e8m0 code: 0 is 2^-127, all ones is NaN
         memcpy(&bits, &scale, 4)
-        scale = from_bits(bits & 0x7F800000)
-    return scale * p.factor
+        bits &= 0x7F800000
+        scale = from_bits(0x00400000 if bits == 0 else 0x7FC00000 if bits == 0x7F800000 else bits)
+    return scale
 
 
 cdef inline void unpack(
@@ -83,7 +82,7 @@ cdef inline void unpack(
     cdef float scale
     cdef real* to = row
     for g in range(p.groups):
-        scale = scale_of(p, scales, g) if p.scale_bytes else p.factor
+        scale = scale_of(p, scales, g) if p.scale_bytes else 1
         if p.per_byte == 1:
             for d in range(p.group):
                 to[d] = numbers[codes[d]] * scale
@@ -91,6 +90,9 @@ cdef inline void unpack(
             for d in range(p.group // 2):
                 to[2 * d] = numbers[2 * codes[d]] * scale
                 to[2 * d + 1] = numbers[2 * codes[d] + 1] * scale
+        if p.factor != 1:
+            for d in range(p.group):
+                to[d] = <float>to[d] * p.factor
         if p.to_bf16:
             for d in range(p.group):
                 to[d] = as_bf16(<float>to[d])
@@ -100,6 +102,6 @@ cdef inline void unpack(
         widen(rest, p.rest_dtype, to, n - packed)
         return
     for d in range(n - packed):
-        to[d] = numbers[rest[d]] * p.rest_factor
+        to[d] = p.rest_numbers[rest[d]] * p.rest_factor
         if p.to_bf16:
             to[d] = as_bf16(<float>to[d])

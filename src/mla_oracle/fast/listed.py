@@ -15,6 +15,7 @@ from mla_oracle.fast.paged import on_cache_lines
 Array = NDArray[Any]
 STORED_BF16 = 2  # reference._common.Stored
 CODES = 100  # rest_dtype of a row whose rest is codes too
+NONE = np.zeros(1, np.float32)
 
 
 class Packing(NamedTuple):
@@ -23,19 +24,20 @@ class Packing(NamedTuple):
     numbers: Array  # [256, per_byte] f32: what each byte of codes stands for
     group: int  # numbers that share a scale
     groups: int
-    first: int  # byte where the first group's codes start
-    step: int  # bytes between two groups
-    rest: int  # byte where the other numbers start
-    rest_dtype: int = STORED_BF16  # reference._common.Stored, or CODES
-    rest_apart: bool = False
-    rest_factor: float = 1.0  # of codes
-    scales: Array = np.zeros(1, np.float32)  # [256] f32: what a scale of one byte stands for
-    scale_bytes: int = 0  # 1, 2 (f16), 4 (f32), or 0: every scale is `factor`
+    first: int = 0  # byte where the first group's codes start
+    step: int = 0  # bytes between two groups
+    scales: Array = NONE  # [256] f32: what a scale of one byte stands for
+    scale_bytes: int = 0  # 1, 2 (f16), 4 (f32), or 0: there is none
     scale_at: Array = np.zeros(1, np.int32)  # [groups] bytes
     scales_apart: bool = False
     rule: int = 0  # 0 as stored, 1 rounded to bf16, 2 exponent only
-    factor: float = 1.0  # of every scale
+    factor: float = 1.0  # times code * scale
     to_bf16: bool = False  # products are rounded
+    rest: int = 0  # byte where the other numbers start
+    rest_dtype: int = STORED_BF16  # reference._common.Stored, or CODES
+    rest_apart: bool = False
+    rest_numbers: Array = NONE  # [256] f32
+    rest_factor: float = 1.0  # times a code of the rest
     exact_in_bf16: bool = False  # every number is a bf16: on amx
 
 

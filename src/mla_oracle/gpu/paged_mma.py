@@ -18,10 +18,10 @@ FLOATS = ("f16", "bf16")
 ALIGNED = 16  # bytes of a copy, and elements of a step of a product
 WIDEST_VALUE = 512  # what the registers of a block hold of 64 rows
 WARP, KEY_WARPS = 32, 4  # as in cuda/paged_mma.cu
-# Packed rows (cuda/rows.cuh): PACKED of each reader of each format, and the bytes of a row of D numbers.
+# PACKED in cuda/rows.cuh, by the names of mla_oracle.formats: a format and the rule that its rows are read by.
 PACKED = {
-    ("fp8_e4m3", "folded"): 1,
-    ("fp8_ds_mla", "f32"): 2,
+    ("fp8_e4m3", "fold"): 1,
+    ("fp8_ds_mla", "f32_bf16"): 2,
     ("fp8_ds_mla", "bf16"): 3,
     ("fp8_ds_mla", "exponent"): 4,
 }

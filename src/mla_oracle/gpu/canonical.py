@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical problem on a machine: what its tensor-core kernel takes of the extensions; the rest is refused by name.
+
+Taken, in any combination: a selection by position or by slot, a window, sinks, lse axes, q_scale, output_scale, and
+packed rows of the formats and readers of paged_mma.PACKED. q is [B, T, H, D] or [B, H, D], f16 or bf16.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mla_oracle.arrays import Array
+from mla_oracle.errors import UnsupportedError
+from mla_oracle.gpu import forms
+from mla_oracle.gpu.layout import put
+from mla_oracle.gpu.machine import Machine
+from mla_oracle.gpu.paged_mma import PACKED
+from mla_oracle.gpu.selection import Selection
+
+if TYPE_CHECKING:
+    from mla_oracle.canonical import Problem
+    from mla_oracle.cases import PagedCase
+
+TAKEN = (
+    "topk_indices", "topk_length", "topk_by", "topk_outside", "window_left", "window_right", "window_first", "sinks",
+    "sinks_in_lse", "q_scale", "output_scale", "lse_axes", "cache_format", "cache_reader", "kv_scale",
+)  # fmt: skip
+
+
+def attend(case: PagedCase, problem: Problem, machine: Machine) -> tuple[Array, Array]:
+    """(out [B, T, H, V], lse [B, T, H]) f32. The keys of the problem were listed, so ids and indices are right."""
+    for name in case.extensions():
+        if name not in TAKEN:
+            raise UnsupportedError(f"{name} is not supported by backends 'cuda' and 'ptx'")
+    if problem.main.heads > 1:
+        raise UnsupportedError("kv_cache has several KV heads, which backends 'cuda' and 'ptx' do not support")
+    packed, factor = _packed(case, problem)
+    q = case.q if case.q.ndim == 4 else case.q[:, None]
+    cache = case.kv_cache[:, :, 0] if case.kv_cache.ndim == 4 else case.kv_cache
+    (B, T, H, _), V = q.shape, case.head_dim_v
+    by_slot = case.topk_by == "slot"
+    table = np.zeros((B, 1), np.int32) if by_slot else case.block_table
+    lens = np.zeros(B, np.int32) if by_slot else case.seq_lens
+    assert table is not None and lens is not None
+    out, lse = machine.empty((B, T, H, V), np.float32), machine.empty((B, T, H), np.float32)
+    forms.decode_paged(
+        machine,
+        put(machine, np.ascontiguousarray(q)),
+        put(machine, cache.view(np.uint8) if packed else cache),
+        put(machine, table),
+        put(machine, np.ascontiguousarray(lens)),
+        problem.scale * factor,
+        bool(case.causal),
+        problem.lse_unit,
+        problem.empty_lse,
+        out,
+        lse,
+        longest=int(lens.max(initial=0)),
+        packed=packed,
+        selection=_selection(case, machine, B, T, problem),
+        sinks=None if case.sinks is None else put(machine, np.ascontiguousarray(case.sinks)),
+        sinks_in_lse=bool(case.sinks_in_lse),
+        out_scale=problem.output_scale * factor,
+    )
+    return machine.download(out), machine.download(lse)
+
+
+def _packed(case: PagedCase, problem: Problem) -> tuple[int, float]:
+    """(PACKED of the cache's rows, 0: dense; the scale that is folded into scores and values)."""
+    if case.cache_format is None:
+        return 0, 1.0
+    from mla_oracle import formats
+
+    reader = formats.get(case.cache_format).reader_of(case.cache_reader)
+    packed = PACKED.get((case.cache_format, reader))
+    if packed is None or (reader == "f32_f16") != (case.q.dtype == np.float16 and packed > 1):
+        raise UnsupportedError(
+            f"cache_format {case.cache_format!r} with cache_reader {reader!r} and q {case.q.dtype} is not supported by"
+            " backends 'cuda' and 'ptx'"
+        )
+    if case.kv_scale is None:
+        return packed, 1.0
+    if np.size(case.kv_scale) != 1:
+        raise UnsupportedError("kv_scale has a number for each token, which backends 'cuda' and 'ptx' do not support")
+    return packed, float(np.reshape(case.kv_scale, ()))
+
+
+def _selection(case: PagedCase, machine: Machine, B: int, T: int, problem: Problem) -> Selection | None:
+    left, right = (-1 if bound is None else bound for bound in (case.window_left, case.window_right))
+    if case.topk_indices is None:
+        if left < 0 and right < 0:
+            return None
+        return Selection(left=left, right=right, kept=case.window_first)
+    indices = case.topk_indices.reshape(B, T, -1).astype(np.int64)
+    rows = np.array([[[problem.main.num_blocks * problem.main.block_size]]])
+    capacity = rows if case.topk_by == "slot" else np.asarray(case.seq_lens, np.int64)[:, None, None]
+    indices = np.where(indices < capacity, indices, -1).astype(np.int32)
+    lengths = None
+    if case.topk_length is not None:
+        length = case.topk_length.reshape(B, -1)
+        lengths = put(machine, np.ascontiguousarray(np.broadcast_to(length, (B, T)), np.int32))
+    return Selection(put(machine, indices), lengths, case.topk_by == "slot", left, right, case.window_first)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the fast tier finds the rows of a cache, and how it reads them: addresses, and a Packing for packed rows.
+
+    places = places_of(cache)               None: this cache is read by caches.Cache.read alone
+    places.rows(slots), places.apart(slots)     [n] i64 addresses; slot = block * block_size + offset
+
+A format that is named here is read as it is used, by the same rule and to the same bits as mla_oracle.formats reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+from .arrays import Array
+from .caches import Cache
+from .fast.listed import CODES, STORED_BF16, Packing
+from .formats import get
+from .formats.codes import exponents, rounded, table
+from .formats.format import E8M0
+from .formats.memory import pages_of
+from .formats.nvfp4 import PERMUTED
+from .formats.per_tensor import PerTensor
+
+RULES = {"f32": 0, "f32_bf16": 0, "bf16": 1, "exponent": 2}
+BF16_READERS = ("f32_bf16", "bf16", "exponent", "exp2", "guarded", "shift", "f16_bf16")
+
+
+@dataclass(frozen=True)
+class Region:
+    """Rows of one kind, a row a slot: at `start` + block * `block` + offset * `row`."""
+
+    start: int
+    block: int
+    row: int
+
+    def at(self, slots: Array, block_size: int) -> Array:
+        blocks, offsets = np.divmod(slots, block_size)
+        addresses: Array = self.start + blocks * self.block + offsets * self.row
+        return addresses
+
+
+@dataclass(frozen=True)
+class Places:
+    """The rows of a cache in memory; `factor` is that of every number, which scores and values are multiplied by."""
+
+    region: Region
+    row_bytes: int
+    block_size: int
+    elsewhere: Region | None = None
+    dtype: int = STORED_BF16  # of dense rows, reference._common.Stored
+    packing: Packing | None = None
+    factor: float = 1.0
+
+    def rows(self, slots: Array) -> Array:
+        return self.region.at(slots, self.block_size)
+
+    def apart(self, slots: Array) -> Array | None:
+        return None if self.elsewhere is None else self.elsewhere.at(slots, self.block_size)
+
+
+def places_of(cache: Cache, head: int) -> Places | None:
+    """The places of the rows of one KV head, None where the fast tier does not read them itself."""
+    if cache.tensors is None:
+        return _dense(cache, head)
+    form = get(cache.format)
+    reader = form.reader_of(cache.reader)
+    if isinstance(form, PerTensor):
+        return _per_tensor(form, cache, reader)
+    make = _PACKED.get(form.name)
+    return None if make is None else make(cache, reader)
+
+
+def _dense(cache: Cache, head: int) -> Places | None:
+    parts = [part[:, :, head] for part in cache.parts]
+    kinds = {dtypes.name_of(part.dtype) for part in parts}
+    if len(kinds) > 1 or not kinds <= set(dtypes.STORED) or any(_gapped(part) for part in parts):
+        return None
+    kind = dtypes.STORED.index(kinds.pop())
+    elsewhere = _region(parts[1]) if len(parts) > 1 else None
+    return Places(_region(parts[0]), parts[0].shape[2] * parts[0].itemsize, cache.block_size, elsewhere, kind)
+
+
+def _per_tensor(form: PerTensor, cache: Cache, reader: str) -> Places | None:
+    assert cache.tensors is not None
+    rows, split = form.arrays(cache.tensors)
+    scale, rope = form.scales(cache.tensors, rows)
+    rope = scale if rope is None else rope
+    if scale.ndim or rope.ndim or reader not in ("fold", *RULES) or _gapped(rows):
+        return None
+    if (rope != scale and (split is None or reader == "fold")) or (split is not None and _gapped(split)):
+        return None
+    factor, rest_factor = (1.0 if reader == "fold" else _factor(x, reader) for x in (scale, rope))
+    numbers = table(form.element)
+    packing = Packing(
+        numbers[:, None],
+        group=rows.shape[2],
+        groups=1,
+        factor=factor,
+        to_bf16=reader in BF16_READERS,
+        rest_dtype=CODES,
+        rest_apart=True,
+        rest_numbers=numbers,
+        rest_factor=rest_factor,
+        exact_in_bf16=reader == "fold" or reader in BF16_READERS,
+    )
+    folded = float(scale) if reader == "fold" else 1.0
+    elsewhere = None if split is None else _region(split)
+    return Places(_region(rows), rows.shape[2], cache.block_size, elsewhere, packing=packing, factor=folded)
+
+
+def _factor(scale: Array, reader: str) -> float:
+    return float(rounded(np.atleast_1d(scale), "bf16")[0] if reader == "bf16" else scale)
+
+
+def _rows(cache: Cache) -> Array:
+    """[num_blocks, block_size, bytes] u8 of a format whose rows stand alone."""
+    assert cache.tensors is not None
+    rows = cache.tensors["kv_cache"]
+    return (rows[:, :, 0] if rows.ndim == 4 else rows).view(np.uint8)
+
+
+def _ds_mla(cache: Cache, reader: str) -> Places | None:
+    if reader not in RULES:
+        return None
+    packing = Packing(
+        table("e4m3")[:, None],
+        group=128,
+        groups=4,
+        step=128,
+        scale_bytes=4,
+        scale_at=_steps(512, 4, 4),
+        rule=RULES[reader],
+        **_rounding(reader),
+        rest=528,
+    )
+    return _alone(cache, packing)
+
+
+def _aiter(cache: Cache, reader: str) -> Places | None:
+    assert cache.tensors is not None
+    rope = cache.tensors["kpe_cache"]
+    rope = rope[:, :, 0] if rope.ndim == 4 else rope
+    packing = Packing(
+        table("e4m3")[:, None],
+        group=32,
+        groups=14,
+        step=32,
+        scales=_e8m0(reader),
+        scale_bytes=1,
+        scale_at=_steps(448, 1, 14),
+        **_rounding(reader),
+        rest_apart=True,
+    )
+    return None if _gapped(rope) else _alone(cache, packing, _region(rope))
+
+
+def _nvfp4(cache: Cache, reader: str) -> Places | None:
+    packing = Packing(
+        _pairs(),
+        group=16,
+        groups=32,
+        step=8,
+        scales=table("e4m3"),
+        scale_bytes=1,
+        scale_at=(320 + PERMUTED).astype(np.int32),
+        **_rounding(reader),
+        rest=256,
+        rest_dtype=CODES,
+        rest_numbers=table("e4m3"),
+    )
+    return _alone(cache, packing)
+
+
+def _nvfp4_sglang(cache: Cache, reader: str) -> Places | None:
+    assert cache.tensors is not None
+    packing = Packing(
+        _pairs(),
+        group=16,
+        groups=32,
+        step=8,
+        scales=table("e4m3"),
+        scale_bytes=1,
+        scale_at=_steps(256, 1, 32),
+        factor=float(np.asarray(cache.tensors["kv_scale"]).reshape(())),
+        **_rounding(reader),
+        rest=288,
+    )
+    return _alone(cache, packing)
+
+
+def _q8_0(cache: Cache, reader: str) -> Places | None:
+    groups = cache.width // 32
+    packing = Packing(
+        table("i8")[:, None],
+        group=32,
+        groups=groups,
+        first=2,
+        step=34,
+        scale_bytes=2,
+        scale_at=_steps(0, 34, groups),
+    )
+    return _alone(cache, packing)
+
+
+def _model1(cache: Cache, reader: str) -> Places:
+    packing = Packing(
+        table("e4m3")[:, None],
+        group=64,
+        groups=7,
+        step=64,
+        scales=_e8m0(reader),
+        scale_bytes=1,
+        scale_at=_steps(0, 1, 7),
+        scales_apart=True,
+        **_rounding(reader),
+        rest=448,
+    )
+    return _paged(cache, packing, data=576, scales=8)
+
+
+def _v41(cache: Cache, reader: str) -> Places:
+    packing = Packing(
+        table("e4m3")[:, None],
+        group=32,
+        groups=16,
+        step=32,
+        scales=_e8m0(reader),
+        scale_bytes=1,
+        scale_at=_steps(0, 1, 16),
+        scales_apart=True,
+        **_rounding(reader),
+    )
+    return _paged(cache, packing, data=512, scales=16)
+
+
+def _v41_fp4(cache: Cache, reader: str) -> Places:
+    packing = Packing(
+        _pairs(),
+        group=16,
+        groups=32,
+        step=8,
+        scales=table("e4m3"),
+        scale_bytes=1,
+        scale_at=_steps(0, 1, 32),
+        scales_apart=True,
+        **_rounding(reader),
+    )
+    return _paged(cache, packing, data=256, scales=32)
+
+
+_PACKED: dict[str, Callable[[Cache, str], Places | None]] = {
+    "fp8_ds_mla": _ds_mla,
+    "aiter_v4": _aiter,
+    "model1": _model1,
+    "v4.1": _v41,
+    "v4.1_fp4": _v41_fp4,
+    "nvfp4_ds_mla": _nvfp4,
+    "nvfp4_sglang": _nvfp4_sglang,
+    "q8_0": _q8_0,
+}
+
+
+def _alone(cache: Cache, packing: Packing, elsewhere: Region | None = None) -> Places:
+    rows = _rows(cache)
+    return Places(_region(rows), rows.shape[2], cache.block_size, elsewhere, packing=packing)
+
+
+def _paged(cache: Cache, packing: Packing, data: int, scales: int) -> Places:
+    """Of pages of two regions (formats/pages.py): data rows, then scale rows."""
+    assert cache.tensors is not None
+    pages, rows = pages_of("kv_cache", cache.tensors["kv_cache"], cache.block_size, data + scales)
+    start, step = pages.ctypes.data, pages.strides[0]
+    elsewhere = Region(start + rows * data, step, scales)
+    return Places(Region(start, step, data), data, cache.block_size, elsewhere, packing=packing)
+
+
+def _rounding(reader: str) -> dict[str, Any]:
+    to_bf16 = reader in (*BF16_READERS, *E8M0)
+    return {"to_bf16": to_bf16, "exact_in_bf16": to_bf16}
+
+
+def _e8m0(reader: str) -> Array:
+    return exponents(np.arange(256, dtype=np.uint8), *E8M0[reader])
+
+
+def _pairs() -> Array:
+    """[256, 2]: the two e2m1 of a byte, the low nibble first."""
+    codes = np.arange(256)
+    return np.ascontiguousarray(table("e2m1")[np.stack([codes & 15, codes >> 4], axis=1)])
+
+
+def _steps(first: int, step: int, count: int) -> Array:
+    return (first + step * np.arange(count)).astype(np.int32)
+
+
+def _gapped(rows: Array) -> bool:
+    return rows.shape[-1] > 1 and rows.strides[-1] != rows.itemsize
+
+
+def _region(rows: Array) -> Region:
+    return Region(rows.ctypes.data, rows.strides[0], rows.strides[1])
