@@ -110,29 +110,35 @@ def attend(
 ) -> Attention:
     """The results of a case, plain or not. Raises InputError, UnsupportedError, of cuda and ptx MissingError too."""
     threads = thread_count(threads)
-    choose(backend, 0, isa)
     problem = checked(case, precision)
     seen = list(problem.seen)
-    if backend in KERNELS:
+    used = backend_of(problem, seen, backend, isa)
+    if used in KERNELS:
         from .gpu import canonical
 
-        out, lse = canonical.attend(case, problem, machine(backend, precision, threads))
-    else:
-        bias = [bias_at(problem, b, one) for b, one in enumerate(seen)]
-        strict_alone = bool(problem.softcap) or any(one.any() for one in bias)
-        if choose(backend, multiply_adds(problem, seen), isa) == "strict" or (backend == "auto" and strict_alone):
-            out, lse = _strict(case, problem, seen, bias)
-        elif strict_alone:
-            name = "softcap" if problem.softcap else "bias"
-            raise UnsupportedError(f"{name} is not supported by backend 'fast'")
-        else:
-            from . import listed
+        out, lse = canonical.attend(case, problem, machine(used, precision, threads), f"backend {used!r}")
+    elif used == "fast":
+        from . import listed
 
-            out, lse = listed.attend(problem, seen, threads=threads, isa=isa)
-            listed.finish(problem, out, lse, case.sinks_in_lse)
+        out, lse = listed.attend(problem, seen, threads=threads, isa=isa)
+        listed.finish(problem, out, lse, case.sinks_in_lse)
+    else:
+        out, lse = _strict(case, problem, seen)
     rows = case.q.shape[:-1]
     out, lse = out.reshape(*rows, out.shape[-1]), lse.reshape(rows)
     return Attention(out, np.ascontiguousarray(lse.swapaxes(1, 2)) if case.lse_axes == "BHT" else lse)
+
+
+def backend_of(problem: Problem, seen: list[Seen], backend: str, isa: str | None = None) -> str:
+    """Who computes a problem whose keys are `seen`. Raises InputError, UnsupportedError for what "fast" does not."""
+    used = choose(backend, multiply_adds(problem, seen), isa)
+    if used != "fast":
+        return used
+    biased = problem.bias is not None and any(bias_at(problem, b, one).any() for b, one in enumerate(seen))
+    refused = "softcap" if problem.softcap else "bias" if biased else None
+    if refused and backend == "fast":
+        raise UnsupportedError(f"{refused} is not supported by backend 'fast'")
+    return "strict" if refused else "fast"
 
 
 def multiply_adds(problem: Problem, seen: list[Seen]) -> int:
@@ -143,7 +149,7 @@ def multiply_adds(problem: Problem, seen: list[Seen]) -> int:
     return pairs * width
 
 
-def _strict(case: PagedCase, problem: Problem, seen: list[Seen], bias: list[Array]) -> tuple[Array, Array]:
+def _strict(case: PagedCase, problem: Problem, seen: list[Seen]) -> tuple[Array, Array]:
     """(out [N, H, V], lse [N, H]) by the sequential loops."""
     from .reference import _attend
 
@@ -153,6 +159,7 @@ def _strict(case: PagedCase, problem: Problem, seen: list[Seen], bias: list[Arra
     for b, one in enumerate(seen):
         of_request = slice(*problem.queries.starts[b : b + 2])
         rows, keys = gather(problem, one)
+        bias = bias_at(problem, b, one)
         for g in range(problem.main.heads):
             heads = slice(g * group, (g + 1) * group)
             _attend.attend(
@@ -160,7 +167,7 @@ def _strict(case: PagedCase, problem: Problem, seen: list[Seen], bias: list[Arra
                 rows[g],
                 one.starts,
                 keys,
-                bias[b][heads],
+                bias[heads],
                 problem.sinks[heads],
                 problem.scale,
                 problem.softcap,

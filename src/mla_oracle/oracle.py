@@ -14,7 +14,6 @@ from .backends import KERNELS, choose, machine
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from .checks import WIDE_FLOATS
 from .errors import InputError
-from .extensions import require_plain
 from .geometry import Geometry, Yarn
 from .shards import shard
 from .states import merge_states
@@ -98,9 +97,8 @@ def backend_of(case: Case, backend: str = "auto") -> str:
             return choose(backend, size)
         case PagedCase():
             if case.extensions():
-                if choose(backend, 0) != "strict":
-                    require_plain(case, f"backend {backend!r}")
-                return "strict"
+                problem = canonical.checked(case, "f64")
+                return canonical.backend_of(problem, list(problem.seen), backend)
             return choose(backend, paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v))
     return backend if backend in KERNELS else "strict"
 
@@ -109,9 +107,12 @@ def kernel_of(case: Case, backend: str, kernel: str | None = None) -> str | None
     """The CUDA kernel that attends in `expected` of a paged case on cuda or ptx: "paged_mma_bf16"; else None."""
     if backend not in KERNELS or not isinstance(case, PagedCase):
         return None
+    if case.extensions():
+        from .gpu import canonical as of_canonical
+
+        return of_canonical.kernel_of(case, machine(backend).arch, f"backend {backend!r}")
     from .gpu.paged import kernel_of
 
-    require_plain(case, f"backend {backend!r}")
     return kernel_of(case.q, case.kv_cache, case.head_dim_v, machine(backend).arch, kernel)
 
 

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mla_oracle import InputError, UnsupportedError, expected, generate, read_case, write_case
+from mla_oracle import InputError, UnsupportedError, generate, read_case, write_case
 from mla_oracle.budget import budget, emulate
 from mla_oracle.cases import PARSERS, format_convention, from_parts
 from mla_oracle.commands import result_shapes
@@ -19,7 +19,6 @@ from mla_oracle.gpu.check.trials import run as run_trial
 from mla_oracle.locate import first_nonfinite_inputs, locate
 from mla_oracle.mutants import Problem
 from mla_oracle.numerics import resolve
-from mla_oracle.oracle import kernel_of
 from mla_oracle.placement import dense_table, sparse_cache
 from mla_oracle.ptx import convention
 from mla_oracle.shards import shard
@@ -125,12 +124,6 @@ CONSUMERS = {
     "suites": [probes_like, lambda case: run_one(case, lambda case: RESULTS)],
     "ptx run": [convention.default, lambda case: convention.arguments(None, ["q"], case, {})],
     "gpu.check": [lambda case: run_trial(None, case, Trial(PLAIN))],
-    "backend 'ptx'": [
-        lambda case: expected(case, precision="f32", backend="ptx"),
-        lambda case: kernel_of(case, "ptx"),
-    ],
-    "backend 'cuda'": [lambda case: expected(case, precision="f32", backend="cuda")],
-    "backend 'fast'": [lambda case: expected(case, precision="f32", backend="fast")],
 }
 
 

@@ -69,7 +69,7 @@ def decode(
     """
     if out.size == 0:
         return
-    N, _, H, V = out.shape
+    _, _, H, V = out.shape
     if rows.shape[1] == 0:
         out[:], lse[:] = 0, -np.inf
         return

@@ -13,7 +13,7 @@ import numpy as np
 
 from mla_oracle.arrays import Array
 from mla_oracle.errors import UnsupportedError
-from mla_oracle.gpu import forms
+from mla_oracle.gpu import forms, paged
 from mla_oracle.gpu.layout import put
 from mla_oracle.gpu.machine import Machine
 from mla_oracle.gpu.paged_mma import PACKED
@@ -29,16 +29,13 @@ TAKEN = (
 )  # fmt: skip
 
 
-def attend(case: PagedCase, problem: Problem, machine: Machine) -> tuple[Array, Array]:
-    """(out [B, T, H, V], lse [B, T, H]) f32. The keys of the problem were listed, so ids and indices are right."""
-    for name in case.extensions():
-        if name not in TAKEN:
-            raise UnsupportedError(f"{name} is not supported by backends 'cuda' and 'ptx'")
-    if problem.main.heads > 1:
-        raise UnsupportedError("kv_cache has several KV heads, which backends 'cuda' and 'ptx' do not support")
-    packed, factor = _packed(case, problem)
-    q = case.q if case.q.ndim == 4 else case.q[:, None]
-    cache = case.kv_cache[:, :, 0] if case.kv_cache.ndim == 4 else case.kv_cache
+def attend(case: PagedCase, problem: Problem, machine: Machine, who: str) -> tuple[Array, Array]:
+    """(out [B, T, H, V], lse [B, T, H]) f32. The keys of the problem were listed, so ids and indices are right.
+
+    Raises UnsupportedError: `who` ("backend 'ptx'") does not support ...
+    """
+    packed, factor = _packed(case, who)
+    q, cache = _arrays(case)
     (B, T, H, _), V = q.shape, case.head_dim_v
     by_slot = case.topk_by == "slot"
     table = np.zeros((B, 1), np.int32) if by_slot else case.block_table
@@ -48,7 +45,7 @@ def attend(case: PagedCase, problem: Problem, machine: Machine) -> tuple[Array, 
     forms.decode_paged(
         machine,
         put(machine, np.ascontiguousarray(q)),
-        put(machine, cache.view(np.uint8) if packed else cache),
+        put(machine, cache),
         put(machine, table),
         put(machine, np.ascontiguousarray(lens)),
         problem.scale * factor,
@@ -67,23 +64,39 @@ def attend(case: PagedCase, problem: Problem, machine: Machine) -> tuple[Array, 
     return machine.download(out), machine.download(lse)
 
 
-def _packed(case: PagedCase, problem: Problem) -> tuple[int, float]:
+def kernel_of(case: PagedCase, arch: str, who: str) -> str:
+    """The kernel that attends. Raises UnsupportedError."""
+    packed, _ = _packed(case, who)
+    selected = any(name in case.extensions() for name in ("topk_indices", "window_left", "window_right"))
+    return paged.kernel_of(*_arrays(case), case.head_dim_v, arch, packed=packed, selected=selected)
+
+
+def _arrays(case: PagedCase) -> tuple[Array, Array]:
+    """q [B, T, H, D] and the cache [num_blocks, block_size, D], of packed rows as bytes."""
+    cache = case.kv_cache[:, :, 0] if case.kv_cache.ndim == 4 else case.kv_cache
+    return case.q if case.q.ndim == 4 else case.q[:, None], cache.view(np.uint8) if case.cache_format else cache
+
+
+def _packed(case: PagedCase, who: str) -> tuple[int, float]:
     """(PACKED of the cache's rows, 0: dense; the scale that is folded into scores and values)."""
+    for name in case.extensions():
+        if name not in TAKEN:
+            raise UnsupportedError(f"{name} is not supported by {who}")
     if case.cache_format is None:
         return 0, 1.0
     from mla_oracle import formats
 
     reader = formats.get(case.cache_format).reader_of(case.cache_reader)
     packed = PACKED.get((case.cache_format, reader))
-    if packed is None or (reader == "f32_f16") != (case.q.dtype == np.float16 and packed > 1):
+    if packed is None or (packed > 1 and case.q.dtype == np.float16):  # which it would round the rows to
         raise UnsupportedError(
-            f"cache_format {case.cache_format!r} with cache_reader {reader!r} and q {case.q.dtype} is not supported by"
-            " backends 'cuda' and 'ptx'"
+            f"cache_format {case.cache_format!r} with cache_reader {reader!r} and q {case.q.dtype}"
+            f" is not supported by {who}"
         )
     if case.kv_scale is None:
         return packed, 1.0
     if np.size(case.kv_scale) != 1:
-        raise UnsupportedError("kv_scale has a number for each token, which backends 'cuda' and 'ptx' do not support")
+        raise UnsupportedError(f"kv_scale of every token is not supported by {who}")
     return packed, float(np.reshape(case.kv_scale, ()))
 
 

@@ -1,108 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canonical problem on the fast tier against strict f64, every option and every packed format, on every build.
-
-The bound is that of mla_oracle.fast.paged, over the numbers the rows stand for, and 3 eps for what is done to the sums.
-"""
+"""The canonical problem on the fast tier against strict f64, every option and every packed format, on every build."""
 
 import dataclasses
 
-import ml_dtypes
 import numpy as np
 import pytest
+from canonical_cases import BF16, assert_right, make, packed, topk
 
 import mla_oracle
 from mla_oracle import canonical, formats
-from mla_oracle.cases import PagedCase
 from mla_oracle.errors import UnsupportedError
 from mla_oracle.fast import isa
-
-EPS = {"f32": 2.0**-23, "f64": 2.0**-52}
-BF16 = ml_dtypes.bfloat16
 
 
 @pytest.fixture(params=isa.available())
 def build(request):
     return request.param
-
-
-def make(D=48, V=32, T=2, H=5, lens=(70, 0, 33), block=16, dtype=np.float32, seed=0, **options):
-    """A case by position; NaN in rows that no request owns."""
-    rng = np.random.default_rng(seed)
-    lens = np.array(lens, np.int32)
-    used = -(-lens // block)
-    order = rng.permutation(int(used.sum()) + 2)
-    table = np.full((len(lens), int(used.max()) + 1), 2**31 - 1, np.int32)
-    held = np.zeros((len(order), block), bool)
-    starts = np.concatenate([[0], used.cumsum()])
-    for b, n in enumerate(lens):
-        table[b, : used[b]] = order[starts[b] : starts[b + 1]]
-        held[table[b, np.arange(n) // block], np.arange(n) % block] = True
-    rows = np.where(held[..., None], rng.standard_normal((*held.shape, D)), np.nan)
-    fields = {
-        "q": rng.standard_normal((len(lens), T, H, D)).astype(dtype),
-        "kv_cache": rows.astype(dtype),
-        "block_table": table,
-        "seq_lens": lens,
-        "softmax_scale": 0.2,
-        "head_dim_v": V,
-        "causal": False,
-    }
-    return PagedCase(**(fields | options))
-
-
-def packed(case, name, reader=None, **scales):
-    """The case with its rows stored in a format; rows nobody owns are any bytes."""
-    rows = np.asarray(case.kv_cache, np.float32)
-    free = np.isnan(rows).all(-1)
-    tensors = formats.quantize(name, np.where(free[..., None], np.float32(1), rows), **scales)
-    return dataclasses.replace(case, cache_format=name, cache_reader=reader, **tensors)
-
-
-def assert_right(case, build, precision="f32"):
-    """(out, lse) of the fast tier within its bound of strict f64."""
-    got = canonical.attend(case, precision=precision, backend="fast", isa=build, threads=2)
-    truth = canonical.attend(case, precision="f64", backend="strict")
-    problem = canonical.checked(case, "f64")
-    seen = list(problem.seen)
-    eps, tiny = EPS[precision], 2.0**-126 if precision == "f32" else 2.0**-1022
-    (N, H, D), V = problem.q.shape, case.head_dim_v
-    out, lse = np.zeros((N, H, V)), np.zeros((N, H))
-    group, n = H // problem.main.heads, 0
-    for one in seen:
-        rows, keys = canonical.gather(problem, one)
-        for t in range(len(one.starts) - 1):
-            mine = keys[one.starts[t] : one.starts[t + 1]]
-            for h in range(H if len(mine) else 0):
-                k, q = rows[h // group][mine], problem.q[n, h]
-                v = np.abs(k[:, problem.value])
-                score = k @ q * problem.scale
-                p = np.exp(score - score.max())
-                size = (np.abs(k) @ np.abs(q)).max() * problem.scale
-                tiles = 2 * D * tiny * (np.abs(q).max() + 2 * np.abs(k).max() + 8) * problem.scale
-                relative = eps * ((D + 6) * size + 2 * len(mine) + 35) + tiles
-                share = 1.0 if precision == "f64" else 1 + 2.0**-18 / relative
-                out[n, h] = relative * share * (p @ v) / p.sum() + len(mine) * tiny * (v.max() + 6)
-                lse[n, h] = relative + eps * (np.abs(score).max() + np.log(len(mine)) + np.abs(np.nan_to_num(problem.sinks[h], neginf=0)))
-            n += 1
-    out = out.reshape(truth.out.shape) * abs(problem.output_scale)
-    lse = lse.reshape(case.q.shape[:-1]) * problem.lse_unit
-    lse = lse.swapaxes(1, 2) if case.lse_axes == "BHT" else lse
-    with np.errstate(invalid="ignore"):
-        for name, a, b, allowed in (("out", got.out, truth.out, out), ("lse", got.lse, truth.lse, lse)):
-            good = (np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))
-            assert good.all(), (name, np.argwhere(~good)[0], a[~good][0], b[~good][0], allowed[~good][0])
-    return got
-
-
-def topk(case, K, seed=1):
-    rng = np.random.default_rng(seed)
-    B, T = case.q.shape[:2]
-    indices = np.full((B, T, K), -1, np.int32)
-    for b, t in np.ndindex(B, T):
-        n = min(K, int(case.seq_lens[b]))
-        indices[b, t, :n] = rng.permutation(int(case.seq_lens[b]))[:n]
-        indices[b, t, rng.random(K) < 0.3] = -1
-    return indices
 
 
 OPTIONS = {
@@ -113,7 +26,9 @@ OPTIONS = {
     "sinks in lse": lambda case: {"sinks": np.arange(5, dtype=np.float32), "sinks_in_lse": True, "lse_base": "2"},
     "rope first": lambda case: {"value_offset": 16},
     "last columns": lambda case: {"value_offset": 13},
-    "mask": lambda case: {"bias": np.where(np.arange(140).reshape(1, 2, 70) % 3, 0, -np.inf).astype(np.float32).repeat(3, 0)},
+    "mask": lambda case: {
+        "bias": np.where(np.arange(140).reshape(1, 2, 70) % 3, 0, -np.inf).astype(np.float32).repeat(3, 0),
+    },
     "other axes": lambda case: {"lse_axes": "BHT", "empty_lse": np.inf},
     "scales": lambda case: {"q_scale": 0.5, "output_scale": 3.0},
 }  # fmt: skip
@@ -205,7 +120,8 @@ def test_packed_rows_are_read_to_the_bit(name, reader, build):
         one.topk_indices[b] = t
         seen = list(canonical.checked(one, "f32").seen)
         row = problem.main.read(seen[b].slot)[0, 0]
-        got = canonical.attend(dataclasses.replace(one, q=np.zeros_like(case.q)), precision="f32", backend="fast", isa=build)
+        flat = dataclasses.replace(one, q=np.zeros_like(case.q))
+        got = canonical.attend(flat, precision="f32", backend="fast", isa=build)
         if np.isfinite(row).all():
             assert (got.out[b, 0, 0] == row).all()
         else:

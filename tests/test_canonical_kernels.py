@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical problem on the interpreted tensor-core kernel and on a GPU: what it takes, and what it refuses by name.
+
+tests/test_cuda_selected.py has the kernel itself; here the fields of a case reach it.
+"""
+
+import dataclasses
+
+import kernel_cases
+import numpy as np
+import pytest
+from canonical_cases import BF16, assert_right, make, packed, topk
+
+from mla_oracle import canonical
+from mla_oracle.errors import UnsupportedError
+from mla_oracle.oracle import backend_of, expected, kernel_of
+
+
+@pytest.fixture(params=kernel_cases.BACKENDS)
+def backend(request):
+    if reason := kernel_cases.missing(request.param):
+        pytest.skip(reason)
+    return request.param
+
+
+def slots(case):
+    """The selection of `topk` by slot."""
+    indices, block = topk(case, 40), case.kv_cache.shape[1]
+    for b in range(len(indices)):
+        found = case.block_table[b, np.maximum(indices[b], 0) // block] * block + np.maximum(indices[b], 0) % block
+        indices[b] = np.where(indices[b] < 0, -1, found)
+    return indices
+
+
+OPTIONS = {
+    "selection": lambda case: {"topk_indices": topk(case, 40)},
+    "selection by slot": lambda case: {
+        "topk_indices": slots(case), "topk_by": "slot", "block_table": None, "seq_lens": None,
+    },
+    "beyond the lengths": lambda case: {
+        "topk_indices": topk(case, 40) * 3 + 5, "topk_outside": "skip", "topk_length": np.array([40, 3, 17], np.int32),
+    },
+    "lengths of tokens": lambda case: {
+        "topk_indices": topk(case, 40), "topk_length": np.array([[40, 0], [3, 1], [17, 40]], np.int32),
+    },
+    "window": lambda case: {"window_left": 9, "window_first": 3, "causal": True},
+    "window and selection": lambda case: {"window_right": 0, "topk_indices": topk(case, 40)},
+    "sinks": lambda case: {"sinks": np.array([0, -np.inf, 80, -80, 3], np.float32)},
+    "sinks in lse": lambda case: {"sinks": np.arange(5, dtype=np.float32), "sinks_in_lse": True, "lse_base": "2"},
+    "other axes": lambda case: {"lse_axes": "BHT", "empty_lse": np.inf},
+    "scales": lambda case: {"q_scale": 0.5, "output_scale": 3.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options(option, backend):
+    case = make(dtype=BF16)
+    case = dataclasses.replace(case, **OPTIONS[option](case))
+    assert_right(case, backend=backend)
+    assert kernel_of(case, backend) == "paged_mma_bf16" and backend_of(case, backend) == backend
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [("fp8_e4m3", "fold"), ("fp8_ds_mla", "f32_bf16"), ("fp8_ds_mla", "bf16"), ("fp8_ds_mla", "exponent")],
+)
+def test_packed_rows(name, reader, backend):
+    D = 576 if name == "fp8_ds_mla" else 64
+    options = {"writer": "vllm"} if name == "fp8_ds_mla" else {}
+    case = packed(make(D=D, V=D - 64 or 64, H=3, lens=(40, 0, 21), dtype=BF16), name, reader, **options)
+    assert_right(case, backend=backend)
+    assert_right(dataclasses.replace(case, topk_indices=topk(case, 30)), backend=backend)
+
+
+def test_what_it_does_not_take_is_refused_by_name(backend):
+    case = make(dtype=BF16)
+    refused = {
+        "softcap": 3.0, "bias": np.zeros((3, 2, 70), np.float32), "value_offset": 4,
+        "kpe_cache": case.kv_cache, "qo_indptr": np.array([0, 2, 2, 2], np.int32),
+    }  # fmt: skip
+    for name, value in refused.items():
+        other = dataclasses.replace(case, **{name: value})
+        if name == "kpe_cache":
+            other = dataclasses.replace(other, kv_cache=case.kv_cache[..., :16], kpe_cache=case.kv_cache[..., 16:])
+        if name == "qo_indptr":
+            other = dataclasses.replace(other, q=case.q[0])
+        with pytest.raises(UnsupportedError, match=f"^{name} is not supported by backend '{backend}'$"):
+            expected(other, precision="f32", backend=backend)
+    many = dataclasses.replace(case, kv_cache=np.repeat(case.kv_cache[:, :, None], 5, 2), window_left=3)
+    with pytest.raises(UnsupportedError, match=f"^num_kv_heads is not supported by backend '{backend}'$"):
+        canonical.attend(many, precision="f32", backend=backend)
+    row = packed(make(D=576, V=512, dtype=BF16), "fp8_ds_mla", "f32")
+    with pytest.raises(UnsupportedError, match=r"^cache_format 'fp8_ds_mla' with cache_reader 'f32' and q bfloat16"):
+        canonical.attend(row, precision="f32", backend=backend)
+    with pytest.raises(UnsupportedError, match=r"q is f32 and kv_cache f32, expected both f16 or both bf16$"):
+        canonical.attend(dataclasses.replace(make(), window_left=3), precision="f32", backend=backend)
