@@ -53,10 +53,9 @@ def listed(p, prefix, b, row):
     if indices is None:
         return list(range(capacity))
     length = p[prefix + "topk_length"]
-    if length is None:
-        count = indices.shape[-1]
-    else:
-        count = int(length[row]) if length.ndim == len(row) else int(length[b])
+    count = indices.shape[-1]
+    if length is not None:
+        count = int(length[row] if length.ndim == len(row) else length[b])
     return [int(i) for i in indices[row][:count] if 0 <= i < capacity]
 
 
