@@ -30,6 +30,8 @@ from .placement import SPARE_ENTRIES, Pages, count_pages, place_pages
 from .recipes import PagedRecipe
 from .selected_inputs import Selection, select
 
+WITHOUT_NAN = ("q8_0",)  # formats whose writers refuse it
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -217,13 +219,20 @@ def _stored_cache(recipe: PagedRecipe, kv: Array) -> dict[str, Any]:
 
 
 def _quantized(recipe: PagedRecipe, kv: Array) -> dict[str, Any]:
+    """The tensors that the recipe's format has for kv; bytes of 1s where an unread row has no NaN to be written as."""
     from . import formats
 
+    rows = kv.astype(np.float32)
+    unread = np.isnan(rows).all(axis=-1)
+    if recipe.format in WITHOUT_NAN:
+        rows[unread] = 0
     try:
         formats.get(recipe.format).reader_of(recipe.reader)
-        tensors: dict[str, Any] = formats.quantize(str(recipe.format), kv.astype(np.float32), writer=recipe.writer)
+        tensors: dict[str, Any] = formats.quantize(str(recipe.format), rows, writer=recipe.writer)
     except InputError as error:
         raise InputError(f"case id {str(recipe)!r}: {error}") from None
+    if recipe.format in WITHOUT_NAN:
+        tensors["kv_cache"][unread] = 0xFF
     return tensors
 
 
@@ -250,10 +259,11 @@ def _extra_cache(sizes: Sizes, pages: Pages | None, chosen: Selection, by_slot: 
     recipe = sizes.recipe
     if pages is None or recipe.extra is None:
         return {}
-    kv = empty(pages.count, recipe.extra_block, sizes.row)
+    K, D = recipe.kv_heads, sizes.row
+    kv = empty(pages.count, recipe.extra_block, *([K] if K > 1 else []), D)
     kv[:] = np.nan
-    rows = kv.reshape(-1, sizes.row)
-    rows[pages.row_of_token] = normal(recipe.seed, "extra_kv_cache", len(pages.row_of_token), sizes.row)
+    rows = kv.reshape(-1, K * D)
+    rows[pages.row_of_token] = normal(recipe.seed, "extra_kv_cache", len(pages.row_of_token), K * D)
     unread = pages.unread_rows.copy()
     unread[pages.row_of_token[~chosen.extra_seen]] = True
     _poison(recipe, "extra_unread", rows, unread)

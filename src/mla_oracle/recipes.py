@@ -166,11 +166,9 @@ CONTRADICTIONS = (
     ("window", "topk_by", "by slot there are no positions"),
     ("first", "topk_by", "by slot there are no positions"),
     ("bias", "topk_by", "by slot there are no positions"),
-    ("bias", "extra", "the tokens of the second cache have no bias"),
     ("ragged", "tokens", "one of them counts the query tokens"),
     ("format", "kpe", "a format says itself whether it is split"),
     ("format", "kv_heads", "a format has one head"),
-    ("extra", "kv_heads", "the second cache has one head"),
 )
 
 

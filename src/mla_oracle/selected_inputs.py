@@ -53,7 +53,8 @@ def select(sizes: Sizes, pages: Pages, extra: Pages | None) -> Selection:
     for r, b, position in _queries(sizes):
         sees = _in_sight(recipe, position, int(lens[b]))
         if bias is not None:
-            sees &= (bias[r, ..., : lens[b]].reshape(-1, lens[b]) > -np.inf).any(axis=0)
+            shown = bias[r, ..., : lens[b]] > -np.inf  # [n] or [H, n]
+            sees &= shown.any(axis=0) if shown.ndim == 2 else shown
         if lists is not None:
             listed = np.zeros(lens[b], bool)
             listed[lists[r]] = True
@@ -137,10 +138,9 @@ def _lists(
     dtype = np.int32 if pages.count * block < 2**31 else np.int64
     chosen.tensors[f"{name}_indices"] = sizes.queries(indices.astype(dtype))
     if lengths is not None:
-        given = lengths if recipe.topk_length == "query" else None
-        chosen.tensors[f"{name}_length"] = (
-            sizes.queries(lengths) if given is not None else _per_request(sizes, f"{name}_length", width)
-        ).astype(np.int32)
+        of_request = recipe.topk_length == "request" and recipe.ragged is None
+        length = _per_request(sizes, f"{name}_length", width) if of_request else sizes.queries(lengths)
+        chosen.tensors[f"{name}_length"] = length.astype(np.int32)
     return listed
 
 
