@@ -269,7 +269,7 @@ def _extra_cache(sizes: Sizes, pages: Pages | None, chosen: Selection, by_slot: 
     _poison(recipe, "extra_unread", rows, unread)
     kv = dtypes.round_to(kv, recipe.dtype)
     stored = {"kv_cache": kv} if recipe.format is None else _quantized(recipe, kv)
-    for name in stored.keys() - {"kv_cache", "kv_scale"}:
+    for name in sorted(stored.keys() - {"kv_cache", "kv_scale"}):
         raise InputError(f"case id {str(recipe)!r} has extra and format={recipe.format}, whose {name} is of one cache")
     tensors = {f"extra_{name}": array for name, array in stored.items()}
     if not by_slot:
