@@ -33,7 +33,7 @@ def test_rows_in_use_are_near_the_plain_ones_and_all_others_are_nan(name):
     rows, wanted = rows_of(case), plain.kv_cache.astype(np.float32)
     in_use = np.isfinite(wanted).all(axis=-1)
     error = np.abs(rows - wanted)[in_use]
-    assert 0 < np.sqrt(np.mean(error**2)) < (0.2 if "fp4" in name else 0.05) and not in_use.all()
+    assert 0 < np.sqrt(np.mean(error**2)) < (0.2 if "fp4" in name else 0.08) and not in_use.all()
     assert not np.isfinite(rows[~in_use]).all(axis=-1).any()
     out = expected(case)["out"]
     assert np.isfinite(out).all() and np.abs(out - expected(plain)["out"]).max() < (0.6 if "fp4" in name else 0.2)

@@ -8,9 +8,8 @@ import os
 import time
 from typing import Any
 
-from .cases import Case, PagedCase
+from .cases import Case
 from .errors import InputError
-from .extensions import require_plain
 
 JSON = dict[str, Any]
 
@@ -101,6 +100,7 @@ def compare_with_truth(
 ) -> JSON:
     """The verdict on `actual` against the f64 truth of `case`."""
     from . import compare
+    from .locate import in_row_axes
     from .oracle import expected
 
     truth = expected(case, precision="f64")
@@ -112,6 +112,7 @@ def compare_with_truth(
         from .diagnosis import discrimination
         from .dtypes import name_of
 
+        case, truth = in_row_axes(case, truth)
         kinds = {name: name_of(array.dtype) for name, array in actual.items()}
         verdict["discrimination"] = discrimination(case, numerics, kinds=kinds, truth=truth).as_json()
     return verdict
@@ -128,10 +129,13 @@ def diagnose(source: str, actual: str, *, numerics: str | None = None) -> JSON:
 
 def _diagnosis(case: Case, given: JSON, truth: JSON, numerics: str | None) -> JSON:
     from .diagnosis import diagnose
+    from .locate import in_row_axes
 
     main = case.results[0]
     if main not in given:
         raise InputError(f"the actual results hold no {main}, expected {', '.join(truth)}")
+    _, given = in_row_axes(case, given)
+    case, truth = in_row_axes(case, truth)
     others = {name: array for name, array in given.items() if name not in (main, "lse")}
     found = diagnose(case, given[main], given.get("lse"), numerics=numerics, truth=truth, others=others)
     answer: JSON = _plain(found.as_json())
@@ -141,6 +145,7 @@ def _diagnosis(case: Case, given: JSON, truth: JSON, numerics: str | None) -> JS
 def explain(source: str, *, blind: bool = False, numerics: str | None = None) -> JSON:
     """What a case is and how it would be computed; nothing is computed, but for what it is `blind` to."""
     from .exchange import load_case
+    from .meaning import meaning, result_shapes
     from .oracle import backend_of, check_shapes
 
     case = load_case(source)
@@ -151,7 +156,7 @@ def explain(source: str, *, blind: bool = False, numerics: str | None = None) ->
         "tensors": _describe(case.tensors()),
         "conventions": _plain(case.conventions()),
         "results": result_shapes(case),
-        "meaning": _meaning(case),
+        "meaning": meaning(case),
         "backend": backend_of(case),
     }
     if blind:
@@ -238,55 +243,3 @@ def _plain(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return str(value)
     return value
-
-
-def result_shapes(case: Case) -> JSON:
-    """The shape of every result of `case`."""
-    require_plain(case, "explain")
-    match case:
-        case PagedCase():
-            rows = list(case.q.shape[:-1])
-            shapes = {"out": [*rows, case.head_dim_v], "lse": rows}
-            if case.shards > 1:
-                shapes |= {f"partial_{name}": [case.shards, *shape] for name, shape in shapes.items()}
-            return shapes
-        case _ if case.kind in ("naive", "absorbed"):
-            tensors = case.tensors()
-            return {"out": [*tensors["q_nope"].shape[:2], tensors["w_uv"].shape[1]]}
-        case _ if case.kind == "merge":
-            return {name: list(case.tensors()[f"partial_{name}"].shape[1:]) for name in ("out", "lse")}
-        case _ if case.kind == "rope":
-            return {"out": list(case.tensors()["x"].shape)}
-    return {"kv_cache": list(case.tensors()["kv_cache"].shape)}
-
-
-def _meaning(case: Case) -> list[str]:
-    """The conventions of `case` as sentences."""
-    require_plain(case, "explain")
-    match case:
-        case PagedCase():
-            width = case.q.shape[-1]
-            tokens = case.q.shape[1] if case.q.ndim == 4 else 1
-            sentences = [
-                f"key: all {width} elements of a row; value: its first {case.head_dim_v}",
-                f"score = (q . key) * {case.softmax_scale!r}",
-                f"query t of {tokens} sees the first seq_len - {tokens} + t + 1 tokens"
-                if case.causal
-                else "every query sees all seq_len tokens",
-                f"lse is in base {case.lse_base}; a row that sees nothing has out 0 and lse {case.empty_lse}",
-            ]
-            if case.page_ids is not None:
-                sentences.append(
-                    f"page i lies at block page_ids[i] of {case.num_blocks}, {case.block_stride} bytes apart"
-                )
-            if case.shards > 1:
-                sentences.append(f"tokens are owned by {case.shards} ranks, {case.shard_layout}; out is their merge")
-            return sentences
-        case _ if case.kind in ("naive", "absorbed"):
-            t_q, t_kv = len(case.tensors()["q_nope"]), len(case.tensors()["c_kv"])
-            scale = case.conventions().get("softmax_scale", "1/sqrt(P + R)")
-            return [
-                f"query i of {t_q} sees rows 0 .. {t_kv - t_q} + i of {t_kv}",
-                f"score = (q_nope . k_nope + q_pe . k_pe) * {scale}",
-            ]
-    return []

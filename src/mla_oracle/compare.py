@@ -23,7 +23,7 @@ from .arrays import Array, dtype_name
 from .cases import AppendCase, Case, DenseCase, PagedCase
 from .checks import widen
 from .errors import InputError
-from .locate import first_nonfinite_inputs, locate
+from .locate import first_nonfinite_inputs, in_row_axes, in_row_order, locate, own_index
 from .tolerance import Limits, limits, rounding
 
 if TYPE_CHECKING:
@@ -167,10 +167,14 @@ def _nonfinite(name: str, actual: Array, truth: Array, case: Case) -> str | None
 
 
 class _Judge:
-    """Measures results of one case against its truth; makes the budgets the case has, if it has any."""
+    """Measures results of one case against its truth; makes the budgets the case has, if it has any.
 
-    def __init__(self, case: Case, kinds: dict[str, str], truth: dict[str, Array], numerics: Any) -> None:
-        self.case, self.truth = case, truth
+    An LSE is measured with its axes in the order of out's rows.
+    """
+
+    def __init__(self, given: Case, kinds: dict[str, str], truth: dict[str, Array], numerics: Any) -> None:
+        case, truth = in_row_axes(given, truth)
+        self.given, self.case, self.truth = given, case, truth
         self.budgets: dict[str, Any] = {}
         self.numerics: dict[str, str] = {}
         if isinstance(case, (PagedCase, DenseCase)):
@@ -201,6 +205,7 @@ class _Judge:
     def measure(self, name: str, actual: Array) -> tuple[Figures, str | None]:
         from .metrics import ulp
 
+        actual = in_row_order(self.given, actual) if name == "lse" else actual
         g, w = widen(actual, np.float64), widen(self.truth[name], np.float64)
         finite = np.isfinite(w)
         error = np.abs(np.where(finite, g, 0) - np.where(finite, w, 0))
@@ -217,7 +222,7 @@ class _Judge:
         else:
             index, decided, reason = _by_tolerance(error, limits(name, size, kind, self.case))
         values |= decided
-        where = locate(self.case, name, index) if error.size else {}
+        where = locate(self.given, name, own_index(self.given, name, index)) if error.size else {}
         values["worst"] = {**where, "actual": float(g[index]), "expected": float(w[index])} if error.size else {}
         if reason is not None:
             reason = f"{name} is {g[index]:.9g} where {w[index]:.9g} is expected at {where['text']}: {reason}"

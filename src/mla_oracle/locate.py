@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,16 @@ import numpy as np
 from .arrays import Array
 from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from .checks import widen
-from .extensions import require_plain
 
 
 def locate(case: Case, name: str, index: tuple[int, ...]) -> dict[str, Any]:
     """`index` of the result `name` in words: a dict of coordinates, the raw index, and all of it as `text`."""
-    require_plain(case, "a verdict")
     place: dict[str, Any] = {}
     if name.startswith("partial_"):
         place["rank" if isinstance(case, PagedCase) else "state"], index = index[0], index[1:]
     match case:
         case PagedCase():
-            place |= _paged(case, index)
+            place |= _paged(case, name, index)
         case DenseCase():
             place |= dict(zip(("query", "head", "column"), index, strict=False))
             place["token"] = len(case.c_kv) - len(case.q_nope) + index[0]
@@ -40,15 +39,45 @@ def locate(case: Case, name: str, index: tuple[int, ...]) -> dict[str, Any]:
     return {**place, "index": list(index), "text": text}
 
 
-def _paged(case: PagedCase, index: tuple[int, ...]) -> dict[str, Any]:
-    tokens = case.q.shape[1] if case.q.ndim == 4 else None
+def in_row_order(case: Case, lse: Array) -> Array:
+    """The LSE of `case` with its axes in the order of out's rows: [B, T, H] of the [B, H, T] that "BHT" says."""
+    return lse.swapaxes(1, 2) if isinstance(case, PagedCase) and case.lse_axes == "BHT" and lse.ndim == 3 else lse
+
+
+def in_row_axes(case: Case, results: dict[str, Array]) -> tuple[Case, dict[str, Array]]:
+    """`case` and its results with the LSE's axes in the order of out's rows."""
+    if not isinstance(case, PagedCase) or case.lse_axes == "BTH":
+        return case, results
+    turned = {name: in_row_order(case, array) if name == "lse" else array for name, array in results.items()}
+    return dataclasses.replace(case, lse_axes="BTH"), turned
+
+
+def own_index(case: Case, name: str, index: tuple[int, ...]) -> tuple[int, ...]:
+    """`index` of the result `name`, whose axes are in the order of out's rows, in the order they have in the case.
+
+    Its own inverse.
+    """
+    if name == "lse" and isinstance(case, PagedCase) and case.lse_axes == "BHT" and len(index) == 3:
+        return index[0], index[2], index[1]
+    return index
+
+
+def _paged(case: PagedCase, name: str, index: tuple[int, ...]) -> dict[str, Any]:
+    index = own_index(case, name, index)
+    if case.qo_indptr is not None:
+        request = int(np.searchsorted(case.qo_indptr, index[0], side="right")) - 1
+        first, end = (int(row) for row in case.qo_indptr[request : request + 2])
+        index, tokens = (request, index[0] - first, *index[1:]), end - first
+    else:
+        request, tokens = index[0], case.q.shape[1] if case.q.ndim == 4 else 0
     axes = ("request", "query", "head", "column") if tokens else ("request", "head", "column")
     place: dict[str, Any] = dict(zip(axes, index, strict=False))
-    request = index[0]
+    if case.seq_lens is None:
+        return place
     length = int(case.seq_lens[request])
     last = length - tokens + index[1] if tokens and case.causal else length - 1
     place["token"] = None if last < 0 else last
-    if last >= 0:
+    if last >= 0 and not case.extensions():
         block = case.kv_cache.shape[1]
         place["page"] = int(case.block_table[request, last // block])
         place["slot"] = last % block
@@ -58,27 +87,46 @@ def _paged(case: PagedCase, index: tuple[int, ...]) -> dict[str, Any]:
 def first_nonfinite_inputs(case: Case) -> list[dict[str, Any]]:
     """The first NaN or infinity of every tensor that a right kernel reads, with how many there are."""
     found = []
-    for name, array in _visible(case):
+    for name, array, index_of in _visible(case):
         bad = ~np.isfinite(widen(array, np.float32))
         if bad.any():
-            index = [int(i) for i in np.argwhere(bad)[0]]
-            found.append(
-                {"tensor": name, "index": index, "value": str(array[tuple(index)]), "count": int(bad.sum())}
-            )
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
+            place = {"tensor": name, "index": index_of(index), "value": str(array[index])}
+            found.append({**place, "count": int(bad.sum())})
     return found
 
 
-def _visible(case: Case) -> Iterator[tuple[str, Array]]:
-    require_plain(case, "a verdict")
+def _visible(case: Case) -> Iterator[tuple[str, Array, Callable[[tuple[int, ...]], list[int]]]]:
+    """Tensors that a right kernel reads, by name, and how messages index them."""
     if not isinstance(case, PagedCase):
         if not isinstance(case, (MergeCase, AppendCase)):
-            yield from ((n, t) for n, t in case.tensors().items() if t.dtype.kind not in "iu")
+            yield from ((n, t, list) for n, t in case.tensors().items() if t.dtype.kind not in "iu")
+        return
+    yield "q", case.q, list
+    if case.extensions():
+        yield from _rows_seen(case)
         return
     from .placement import dense_table
 
-    yield "q", case.q
     table = dense_table(case)
     block = case.kv_cache.shape[1]
     for b, length in enumerate(case.seq_lens):
         j = np.arange(length)
-        yield f"request {b} of kv_cache", case.kv_cache[table[b, j // block], j % block]
+        yield f"request {b} of kv_cache", case.kv_cache[table[b, j // block], j % block], list
+
+
+def _rows_seen(case: PagedCase) -> Iterator[tuple[str, Array, Callable[[tuple[int, ...]], list[int]]]]:
+    """The rows [KV, n, D] that each request sees of each cache, indexed as [block, offset, column]."""
+    from .canonical import checked
+
+    problem = checked(case, "f64")
+    for b, seen in enumerate(problem.seen):
+        for source, name, cache in ((0, "kv_cache", problem.main), (1, "extra_kv_cache", problem.extra)):
+            if cache is not None:
+                slots = np.unique(seen.slot[seen.source == source])
+                size = cache.block_size
+
+                def index_of(index: tuple[int, ...], slots: Array = slots, size: int = size) -> list[int]:
+                    return [*divmod(int(slots[index[1]]), size), index[2]]
+
+                yield f"request {b} of {name}", cache.read(slots), index_of

@@ -138,13 +138,15 @@ class Oracle:
 def _suspected(case: Any, actual: dict[str, Any], numerics: Any) -> list[str]:
     """A line that says what was computed instead; none where the results have not the form of any."""
     from .diagnosis import diagnose
-    from .errors import InputError
+    from .errors import InputError, UnsupportedError
+    from .locate import in_row_axes
 
     main = case.results[0]
+    case, actual = in_row_axes(case, actual)
     others = {name: array for name, array in actual.items() if name not in (main, "lse")}
     try:
         found = diagnose(case, actual[main], actual.get("lse"), numerics=numerics, others=others)
-    except InputError:
+    except (InputError, UnsupportedError):
         return []
     return [found.summary] if found.facts else []
 

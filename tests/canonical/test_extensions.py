@@ -10,13 +10,11 @@ import pytest
 from mla_oracle import InputError, UnsupportedError, generate, read_case, write_case
 from mla_oracle.budget import budget, emulate
 from mla_oracle.cases import PARSERS, format_convention, from_parts
-from mla_oracle.commands import result_shapes
 from mla_oracle.diagnosis import diagnose, discrimination
 from mla_oracle.diagnosis.facts import localise
 from mla_oracle.extensions import Extensions, require_plain
 from mla_oracle.gpu.check.trials import Trial
 from mla_oracle.gpu.check.trials import run as run_trial
-from mla_oracle.locate import first_nonfinite_inputs, locate
 from mla_oracle.mutants import Problem
 from mla_oracle.numerics import resolve
 from mla_oracle.placement import dense_table, sparse_cache
@@ -114,8 +112,6 @@ CONSUMERS = {
         lambda case: diagnose(case, OUT, LSE, truth=RESULTS),
         lambda case: localise(case, RESULTS, RESULTS, RESULTS),
     ],
-    "explain": [result_shapes],
-    "a verdict": [lambda case: locate(case, "out", (0, 0, 0)), first_nonfinite_inputs],
     "shards": [lambda case: shard(dataclasses.replace(case, shards=2), case.block_table)],
     "page_ids": [
         lambda case: dense_table(dataclasses.replace(case, page_ids=np.arange(len(case.kv_cache)))),

@@ -39,8 +39,8 @@ def run(
     loaded = machine.load(_ptx(Path(file), arch), kernel, file=Path(file).name)
     problem, shapes = None, {}
     if case is not None:
-        from mla_oracle.commands import result_shapes
         from mla_oracle.exchange import load_case
+        from mla_oracle.meaning import result_shapes
 
         problem = load_case(case)
         shapes = {name: tuple(shape) for name, shape in result_shapes(problem).items()}

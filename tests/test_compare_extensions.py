@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on cases that are not plain: an LSE in its own axes, places in words, tolerances for want of a budget."""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+from test_selected_inputs import IDS, SMALL, made
+
+from mla_oracle import InputError, UnsupportedError, check, commands, expected, write_case, write_result
+from mla_oracle.locate import locate
+
+BHT = "tokens=2,lse_axes=BHT"
+
+
+def results(case, precision="f32"):
+    return {name: array.copy() for name, array in expected(case, precision=precision).items()}
+
+
+def test_an_lse_in_the_axes_bht_is_judged_by_its_budget():
+    case = made(BHT)
+    truth = expected(case)
+    verdict = check(case, results(case), truth)
+    assert verdict.passed and truth["lse"].shape == (6, 4, 2)
+    assert "within budget" in verdict.reason and {"out", "lse"} == set(verdict.figures)
+    plain = made("tokens=2")
+    judged = check(plain, results(plain), expected(plain))
+    for name in ("out", "lse"):
+        assert verdict.figures[name].units == judged.figures[name].units
+
+
+def test_an_error_in_an_lse_in_the_axes_bht_is_placed_by_request_query_and_head():
+    case = made(BHT)
+    truth, actual = expected(case), results(case)
+    actual["lse"][4, 3, 1] += 0.5
+    verdict = check(case, actual, truth)
+    assert not verdict.passed
+    worst = verdict.figures["lse"].worst
+    assert (worst["request"], worst["query"], worst["head"]) == (4, 1, 3) and worst["index"] == [4, 3, 1]
+    assert worst["actual"] == actual["lse"][4, 3, 1] and worst["expected"] == truth["lse"][4, 3, 1]
+    assert verdict.reason.startswith("lse is ") and "request 4, query 1, head 3" in verdict.reason
+    actual["lse"][4, 3, 1] = np.nan
+    assert "request 4, query 1, head 3" in check(case, actual, truth).reason
+    tolerated = check(case, actual | {"lse": results(case)["lse"] + 1}, truth, tol=1e-3)
+    assert not tolerated.passed and len(tolerated.figures["lse"].worst["index"]) == 3
+
+
+def test_an_lse_in_other_axes_than_the_case_says_is_a_wrong_shape():
+    case, plain = made(BHT), made("tokens=2")
+    for one, other in ((case, plain), (plain, case)):
+        verdict = check(one, results(other), expected(one))
+        assert not verdict.passed
+        shapes = list(expected(other)["lse"].shape), list(expected(one)["lse"].shape)
+        assert f"lse is {shapes[0]}, expected {shapes[1]}" in verdict.reason
+
+
+def test_a_failure_in_the_axes_bht_is_diagnosed(tmp_path):
+    case = made("tokens=2,lse_axes=BHT,unread=numbers")
+    actual = results(case)
+    actual["lse"] /= np.float32(np.log(2))
+    write_case(tmp_path / "case", case)
+    write_result(tmp_path / "actual", actual, {})
+    answer = commands.check(str(tmp_path / "case"), str(tmp_path / "actual"), diagnose=True)
+    assert answer["verdict"] == "fail" and "diagnosis" in answer
+    assert "base" in str(answer["diagnosis"])
+
+
+@pytest.mark.parametrize("options", IDS)
+def test_a_tolerance_judges_every_case(options):
+    case = made(options)
+    truth = expected(case)
+    actual = results(case)
+    assert check(case, actual, truth, tol=1e-4).passed
+    b, *rest = np.unravel_index(int(np.abs(truth["out"]).argmax()), truth["out"].shape)
+    actual["out"][(b, *rest)] += 1
+    verdict = check(case, actual, truth, tol=1e-4)
+    assert not verdict.passed and verdict.figures["out"].worst["index"] == [int(b), *(int(i) for i in rest)]
+    assert verdict.figures["out"].worst["column"] == rest[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "extension"),
+    [("softcap=3", "softcap"), ("topk=4", "topk_indices"), ("tokens=2,lse_axes=BHT,kpe=3", "kpe_cache")],
+)
+def test_without_a_tolerance_it_is_said_what_has_no_budget(options, extension):
+    case = made(options)
+    with pytest.raises(UnsupportedError, match=rf"^{extension} is not supported by numerics$"):
+        check(case, results(case), expected(case))
+
+
+def test_ragged_queries_are_placed_in_their_request():
+    case = made("ragged=2+1+0+3+1+2")
+    assert locate(case, "out", (5, 2, 7))["text"] == "request 3, query 2, head 2, column 7, token 4"
+    assert locate(case, "lse", (3, 1))["text"] == "request 3, query 0, head 1, token 2"
+    assert locate(made("topk=3,topk_by=slot,tokens=2"), "out", (1, 0, 2, 3))["text"] == (
+        "request 1, query 0, head 2, column 3"
+    )
+
+
+@pytest.mark.parametrize("options", ["kpe=3", "topk=40,invalid=none,topk_by=slot", "kv_heads=2", "softcap=9"])
+def test_a_number_that_is_not_finite_is_placed_in_the_cache(options):
+    case = made(options)
+    rows = case.kv_cache.copy()
+    seen = np.argwhere(np.isfinite(rows.reshape(*rows.shape[:2], -1)).all(axis=2))
+    block, offset = seen[7]
+    rows[block, offset, ..., 5] = np.inf
+    case = dataclasses.replace(case, kv_cache=rows)
+    found = check(case, results(case), expected(case), tol=1e9).nonfinite_inputs
+    assert [f["tensor"].rpartition(" ")[2] for f in found] == ["kv_cache"]
+    assert found[0]["index"] == [block, offset, 5] and found[0]["value"] == "inf"
+    assert found[0]["count"] == (2 if "kv_heads" in options else 1)
+
+
+def test_a_query_in_e4m3_and_an_out_in_bf16_are_judged():
+    case = made("q_dtype=e4m3,q_scale=0.03")
+    truth = expected(case)
+    rounded = {"out": truth["out"].astype(ml_dtypes.bfloat16), "lse": truth["lse"].astype(np.float32)}
+    assert check(case, rounded, truth, atol=1e-2, rtol=1e-2).passed
+    with pytest.raises(InputError, match="tol"):
+        check(case, rounded, truth, tol=-1)
+
+
+def test_the_commands_take_a_case_that_is_not_plain(tmp_path):
+    name = f"{SMALL},topk=6,topk_by=slot,tokens=2,sinks=normal"
+    commands.make_case(name, str(tmp_path / "case"))
+    answer = commands.run(str(tmp_path / "case"), str(tmp_path / "actual"))
+    assert answer["backend"] == "strict"
+    assert commands.check(str(tmp_path / "case"), str(tmp_path / "actual"), tol=1e-9)["verdict"] == "pass"
+    with pytest.raises(UnsupportedError, match=r"^topk_indices is not supported by backend 'fast'$"):
+        commands.run(name, backend="fast")
