@@ -36,7 +36,7 @@ def test_rows_in_use_are_near_the_plain_ones_and_all_others_are_nan(name):
     assert 0 < np.sqrt(np.mean(error**2)) < (0.2 if "fp4" in name else 0.08) and not in_use.all()
     assert not np.isfinite(rows[~in_use]).all(axis=-1).any()
     out = expected(case)["out"]
-    assert np.isfinite(out).all() and np.abs(out - expected(plain)["out"]).max() < (0.6 if "fp4" in name else 0.2)
+    assert np.isfinite(out).all() and np.abs(out - expected(plain)["out"]).max() < (0.6 if "fp4" in name else 0.3)
 
 
 @pytest.mark.parametrize("name", formats.NAMES)

@@ -69,7 +69,8 @@ def test_a_plain_case_reads_as_it_did():
         ]),
         ("topk=6,topk_by=slot,topk_outside=skip,topk_length=request,tokens=2", [
             "selection: topk_indices are slots (block * block_size + offset) of kv_cache, 6 a query, in their order,"
-            " one named twice counted twice; negative ones are skipped, those at or above the slots of kv_cache skipped",
+            " one named twice counted twice; negative ones are skipped,"
+            " those at or above the slots of kv_cache skipped",
             "entries from topk_length of the request on may be anything",
             "by slot there is no table, no length, no causality and no window",
         ]),

@@ -30,8 +30,6 @@ from .placement import SPARE_ENTRIES, Pages, count_pages, place_pages
 from .recipes import PagedRecipe
 from .selected_inputs import Selection, select
 
-WITHOUT_NAN = ("q8_0",)  # formats whose writers refuse it
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -219,20 +217,14 @@ def _stored_cache(recipe: PagedRecipe, kv: Array) -> dict[str, Any]:
 
 
 def _quantized(recipe: PagedRecipe, kv: Array) -> dict[str, Any]:
-    """The tensors that the recipe's format has for kv; bytes of 1s where an unread row has no NaN to be written as."""
+    """The tensors that the recipe's format has for kv."""
     from . import formats
 
-    rows = kv.astype(np.float32)
-    unread = np.isnan(rows).all(axis=-1)
-    if recipe.format in WITHOUT_NAN:
-        rows[unread] = 0
     try:
         formats.get(recipe.format).reader_of(recipe.reader)
-        tensors: dict[str, Any] = formats.quantize(str(recipe.format), rows, writer=recipe.writer)
+        tensors: dict[str, Any] = formats.quantize(str(recipe.format), kv.astype(np.float32), writer=recipe.writer)
     except InputError as error:
         raise InputError(f"case id {str(recipe)!r}: {error}") from None
-    if recipe.format in WITHOUT_NAN:
-        tensors["kv_cache"][unread] = 0xFF
     return tensors
 
 

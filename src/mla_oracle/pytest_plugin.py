@@ -6,7 +6,9 @@
         mla_oracle.check(mla_case, out, lse)
 
 `mla_case` runs over the ids given by --mla-case, or by `@pytest.mark.parametrize("mla_case", [...], indirect=True)`, or
-over a few hostile paged cases. `mla_suite` is the same over the cases of a whole suite, which --mla-suite names.
+over a few hostile paged cases; an id may ask for selections, windows, sinks, formats ("paged:...,topk=64"), and
+mla_case.extensions() names what of a case is not plain. `mla_suite` is the same over the cases of a whole suite, which
+--mla-suite names.
 """
 
 from __future__ import annotations

@@ -77,6 +77,14 @@ class Case {  // one problem: arrays, and the conventions that give them meaning
   // q [B, T, H, D] or [B, H, D], kv_cache [num_blocks, block_size, D], block_table [B, max_blocks] i32,
   // seq_lens [B] i32. A key's value is its first head_dim_v elements. Unless told otherwise: causal, natural
   // logarithm, and an lse of -inf where a query sees no key.
+  //
+  // Beyond that, tensors by add() and conventions by set(), under the names of mla_oracle.extensions:
+  //   .add("topk_indices", indices)                     [B, T, K] i32, tokens of the request by position
+  //   .set("window_left", "128").set("window_first", "4").set("softcap", "30").add("sinks", sinks)
+  //   .set("cache_format", "fp8_ds_mla")                kv_cache is u8 [num_blocks, block_size, 656]
+  //   .set("lse_axes", "BHT")                           the engine's lse is [B, H, T]
+  // Indices that are slots need no table: start from Case("paged"), add q, kv_cache and topk_indices, and set
+  // softmax_scale, head_dim_v, causal = false and topk_by = slot. `mla-oracle explain` says a case in words.
   static Case paged(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, double softmax_scale,
                     std::int64_t head_dim_v) {
     Case made("paged");
