@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mla_oracle.extensions import Extensions
 from mla_oracle.recipes import RECIPES, Recipe
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -26,3 +27,9 @@ def keys_by_kind() -> dict[str, set[str]]:
 def test_the_keys_of_an_id_are_the_ones_listed(kind: str) -> None:
     fields = {field.name for field in dataclasses.fields(RECIPES[kind])}
     assert keys_by_kind()[kind] == fields - EVERYWHERE
+
+
+def test_the_fields_of_a_case_that_is_not_plain_are_the_ones_listed() -> None:
+    table = README.split("Beyond the plain problem a paged case may have")[1].split("\n\n")[1]
+    fields = {field.name for field in dataclasses.fields(Extensions)}
+    assert set(re.findall("`([a-z_]+)`", table)) - {"q", "kv_cache"} == fields
