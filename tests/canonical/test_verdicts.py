@@ -6,7 +6,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 import pytest
-from test_selected_inputs import IDS, SMALL, made
+from ids import IDS, SMALL, made
 
 from mla_oracle import InputError, UnsupportedError, check, commands, expected, write_case, write_result
 from mla_oracle.locate import locate

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from problems import same
+from ids import same
 
 from mla_oracle import InputError, expected, formats, generate
 from mla_oracle.exchange import read_case, write_case

@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_selected_inputs import IDS, SMALL, made
+from ids import IDS, SMALL, made
 
 from mla_oracle import commands, expected, generate
 from mla_oracle.extensions import Extensions
