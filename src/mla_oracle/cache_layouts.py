@@ -19,9 +19,13 @@ from .geometry import check_integer
 def cache_view(kv_cache: object, axes: str) -> Array:
     """kv_cache whose axes are the letters `axes` as [P, S, D], or [P, S, K, D] where it has more than one head: a view.
 
-    P pages, S slots of a page, K key/value heads, D a row, 1 an axis of one. "PSD": vLLM, CUTLASS. "PSKD": FlashMLA,
-    aiter, LMDeploy, FlashInfer's NHD. "PKSD": its HND, trtllm-gen. "P1SKD": TensorRT-LLM's pool. "SKD" and "SD" are
-    tokens without pages, blocks of one: SGLang's k_buffer.
+    P pages, S slots of a page, K key/value heads, D a row, 1 an axis of one.
+
+    "PSD"    vLLM (triton_decode_attention.py, csrc/cpu/mla_decode.cpp), CUTLASS MLA, vllm.cpp
+    "PSKD"   FlashMLA (flash_mla_interface.py), aiter (aiter/mla.py), LMDeploy (backends/cuda/attention/mla.py)
+    "PKSD"   FlashInfer's trtllm-gen (flashinfer/mla/_core.py)
+    "P1SKD"  TensorRT-LLM's pool (tests/unittest/_torch/attention/test_attention_mla.py)
+    "SKD", "SD"   tokens without pages, blocks of one: SGLang's k_buffer (triton_ops/decode_attention.py)
     """
     array, where = _placed("kv_cache", kv_cache, axes)
     for axis in where.get("1", []):
@@ -88,7 +92,8 @@ def blocks_of_tokens(kv_cache: object, block_size: int) -> Array:
 def value_columns(kv_cache: object, values: object) -> tuple[int, int]:
     """(value_offset, head_dim_v) of `values` [..., V], a view of columns of the rows of kv_cache [..., D].
 
-    SGLang: v_buffer = k_buffer[..., :512]. llama.cpp: V is K's first 512 elements, ik_llama.cpp those from 64 on.
+    SGLang: v_buffer = k_buffer[..., :512] (triton_ops/decode_attention.py). llama.cpp: V is K's first 512 elements
+    (src/models/deepseek2.cpp), in ik_llama.cpp those from 64 on.
     """
     rows, view = as_array("kv_cache", kv_cache), as_array("values", values)
     if dtype_name("values", view) != dtype_name("kv_cache", rows):
@@ -106,7 +111,8 @@ def value_columns(kv_cache: object, values: object) -> tuple[int, int]:
 def reinterpret(array: object, dtype: str, *, name: str = "kv_cache") -> Array:
     """The bytes of `array` [..., n] as `dtype`: a view. `name` is what messages call it.
 
-    Engines hand packed rows over as u8, i8 or e4m3 alike, and fp8 caches as u8 (vLLM, FlashMLA).
+    Engines hand packed rows over as u8, i8 or e4m3 alike (FlashMLA csrc/api/sparse_decode.h), and fp8 caches as u8
+    (vLLM).
     """
     given = as_array(name, array)
     kind = dtypes.dtype(dtype)

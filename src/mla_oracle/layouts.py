@@ -107,7 +107,8 @@ def lse_to_canonical(lse: object, axes: str, *, tokens: int | None = None) -> Ar
     """lse as [B, T, H]: from "BTH", from "BHT", or from tokens in a row, "NH" or "HN", T = `tokens` a request (None:
     they stay [N, H], as of ragged queries). A view.
 
-    [B, H, T]: FlashMLA, dense and sparse decode. [N, H]: FlashInfer, aiter, FlashMLA's sparse prefill.
+    [B, H, T]: FlashMLA, dense and sparse decode. [N, H]: FlashMLA's sparse prefill (flash_mla_interface.py), FlashInfer
+    (flashinfer/mla/_core.py), aiter (aiter/mla.py). [B, T, H]: FlashInfer's cute-dsl.
     """
     array = _lse(lse, axes)
     if axes in ("BTH", "NH") and tokens is None:
