@@ -113,7 +113,8 @@ def _keys(case: PagedCase) -> list[str]:
     bounds = [None if bound in (None, -1) else bound for bound in (case.window_left, case.window_right)]
     if bounds != [None, None]:
         left = "token 0" if bounds[0] is None else f"i - {bounds[0]}"
-        right = ("i" if case.causal else "the end") if bounds[1] is None else f"i + {bounds[1]}"
+        end = "i" if case.causal else "the end"
+        right = end if bounds[1] is None else f"i + {bounds[1]}" if bounds[1] else "i"
         kept = f", and the first {case.window_first} tokens" if case.window_first else ""
         sentences.append(f"window: a query at position i sees {left} to {right}{kept}")
     for prefix, cache in (("", "kv_cache"), ("extra_", "extra_kv_cache")):

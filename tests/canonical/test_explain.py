@@ -56,12 +56,13 @@ def test_a_plain_case_reads_as_it_did():
             "lse: base 2, axes B H T, the sink counted, +inf where a row sees no key"
         ]),
         ("empty_lse=-1e30,tokens=2,softcap=1", ["lse: base e, axes B T H, -1e+30 where a row sees no key"]),
-        ("window=3+0,first=2", ["window: a query at position i sees i - 3 to i + 0, and the first 2 tokens"]),
+        ("window=3+0,first=2", ["window: a query at position i sees i - 3 to i, and the first 2 tokens"]),
         ("window=3", ["window: a query at position i sees i - 3 to i"]),
         ("window=3,causal=false", [
             "window: a query at position i sees i - 3 to the end", "every query sees all seq_len tokens"
         ]),
         ("window=-1+2,causal=false", ["window: a query at position i sees token 0 to i + 2"]),
+        ("window=2+0,causal=false", ["window: a query at position i sees i - 2 to i"]),
         ("topk=6,topk_length=query", [
             "selection: topk_indices are positions of tokens in kv_cache, 6 a query, in their order, one named twice"
             " counted twice; negative ones are skipped, those at or above seq_lens refused",

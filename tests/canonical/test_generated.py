@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ids import IDS, LENS, SMALL, made, same
 
-from mla_oracle import InputError, UnsupportedError, expected, generate
+from mla_oracle import InputError, UnsupportedError, expected, generate, read_case, write_case
 
 
 @pytest.mark.parametrize("options", [*IDS, "causal=true"])
@@ -18,6 +18,16 @@ def test_a_generated_case_is_answered_by_the_definition(options):
     for index, row in dictionary.attend(case.tensors() | case.conventions()).items():
         assert np.allclose(out[index], row.out, rtol=1e-12, atol=1e-12)
         assert lse[index] == row.lse or abs(lse[index] - row.lse) < 1e-12
+
+
+@pytest.mark.parametrize("options", IDS)
+def test_a_generated_case_goes_through_a_file(tmp_path, options):
+    case = made(options)
+    write_case(tmp_path / "case", case)
+    back = read_case(tmp_path / "case")
+    assert back.id == case.id and back.extensions() == case.extensions()
+    assert repr(back.conventions()) == repr(case.conventions()) and back.tensors().keys() == case.tensors().keys()
+    assert all(same(back.tensors()[name], array) for name, array in case.tensors().items())
 
 
 @pytest.mark.parametrize("options", IDS)
@@ -111,6 +121,9 @@ def test_a_list_is_shuffled_with_minus_one_anywhere_and_names_no_token_twice():
         holes += [k for k in range(16) if row[k] < 0 and (row[k:] >= 0).any()]
     assert rising == 0 and len(set(holes)) > 8
     assert case.topk_indices.dtype == np.int32
+    short = case.topk_indices[2]  # of a request of 4 tokens
+    assert (short[:, 8:] >= 0).any() and (short[:, :8] >= 0).any()
+    assert (case.topk_indices[4:] == -1).any(axis=2).sum() > 4
     long = case.topk_indices[5]  # of a request that has more tokens than the list has entries
     assert (long >= 0).sum() > 40 and len(np.unique(long[long >= 0])) > 20
 
