@@ -191,33 +191,66 @@ def test_approximate_functions_are_the_nearest_numbers(name, function):
     same(one(f"{name}.f32 x, a;", np.float32, a=a), expected)
 
 
-def test_comparisons_know_ordered_from_unordered():
+@pytest.mark.parametrize(("kind", "dtype"), [("f32", np.float32), ("f64", np.float64)])
+def test_comparisons_know_ordered_from_unordered(kind, dtype):
     # 9.7.6: eq ne lt le gt ge are false for NaN, equ neu ltu leu gtu geu true; num: both are numbers, nan: not so
-    a, b = pairs([1.0, 2.0, -0.0, 0.0, INF, NAN])
+    a, b = (side.astype(dtype) for side in pairs([1.0, 2.0, -0.0, 0.0, INF, NAN]))
+
+    def seen(name):
+        return one(f"setp.{name}.{kind} p1, a, b; selp.u32 x, 1, 0, p1;", np.uint32, a=a, b=b).tolist()
+
     signs = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
     for name, sign in signs.items():
         for unordered in (False, True):
-            x = one(f"setp.{name}{'u' if unordered else ''}.f32 p1, a, b; selp.u32 x, 1, 0, p1;", np.uint32, a=a, b=b)
+            x = seen(name + "u" * unordered)
             for k, (p, q) in enumerate(zip(a.tolist(), b.tolist(), strict=True)):
                 nan = math.isnan(p) or math.isnan(q)
                 assert x[k] == (unordered if nan else eval(f"p {sign} q")), (name, unordered, p, q)
     nan = np.isnan(a) | np.isnan(b)
-    assert one("setp.nan.f32 p1, a, b; selp.u32 x, 1, 0, p1;", np.uint32, a=a, b=b).tolist() == nan.astype(int).tolist()
-    assert (
-        one("setp.num.f32 p1, a, b; selp.u32 x, 1, 0, p1;", np.uint32, a=a, b=b).tolist() == (~nan).astype(int).tolist()
-    )
+    assert seen("nan") == nan.astype(int).tolist() and seen("num") == (~nan).astype(int).tolist()
 
 
 def test_double_precision():
     a, b = (np.array(side) for side in zip(*itertools.product([0.1, 3.0, -7.5, 1e300, 5e-324], repeat=2), strict=True))
     with np.errstate(all="ignore"):
-        for name, function in {"add": np.add, "mul": np.multiply, "div.rn": np.divide, "min": np.minimum}.items():
+        for name, function in {
+            "add": np.add,
+            "sub": np.subtract,
+            "mul": np.multiply,
+            "div.rn": np.divide,
+            "min": np.minimum,
+            "max": np.maximum,
+        }.items():
             assert one(f"{name}.f64 x, a, b;", np.float64, a=a, b=b).tolist() == function(a, b).tolist()
     exact = [
         rounded(Fraction(p) * Fraction(q) + Fraction(0.3), "rn", 53, -1022, 1023)
         for p, q in zip(a.tolist(), b.tolist(), strict=True)
     ]
     assert one("fma.rn.f64 x, a, b, 0d3FD3333333333333;", np.float64, a=a, b=b).tolist() == exact
+
+
+def test_double_precision_of_one_argument():
+    a = np.array([0.1, 3.0, 7.5, 1e300, 2.0, 5e-324, INF, 0.0])
+    for name, function in {
+        "sqrt.rn": np.sqrt,
+        "rcp.rn": lambda v: 1 / v,
+        "rsqrt.approx": lambda v: 1 / np.sqrt(v),  # 9.7.3.17
+    }.items():
+        assert one(f"{name}.f64 x, a;", np.float64, a=a).tolist() == ieee(function, a).tolist(), name
+    bits = np.array([0.1, -0.1, 0.0, -0.0, INF, -INF, NAN]).view(np.uint64)
+    top = np.uint64(1 << 63)
+    assert one("abs.f64 x, a;", np.uint64, a=bits).tolist() == (bits & ~top).tolist()
+    assert one("neg.f64 x, a;", np.uint64, a=bits).tolist() == (bits ^ top).tolist()
+    signs, sizes = np.array([-0.0, 3.0, -INF]), np.array([5.0, -5.0, 0.25])
+    assert one("copysign.f64 x, a, b;", np.float64, a=signs, b=sizes).tolist() == [-5.0, 5.0, -0.25]
+
+
+def test_not_a_number_loses_against_one_in_double_precision():
+    # 9.7.3.11, 9.7.3.12: as in f32
+    a, b = np.array([NAN, 1.0, NAN, -0.0, 0.0]), np.array([2.0, NAN, NAN, 0.0, -0.0])
+    for name, zero in (("min", -1), ("max", 1)):
+        x = one(f"{name}.f64 x, a, b;", np.float64, a=a, b=b)
+        assert x[:2].tolist() == [2.0, 1.0] and np.isnan(x[2]) and np.copysign(1, x[3:]).tolist() == [zero, zero]
 
 
 HALVES = {"f16": (np.float16, 11, -14, 15), "bf16": (ml_dtypes.bfloat16, 8, -126, 127)}
@@ -253,6 +286,19 @@ def test_half_arithmetic_rounds_once(kind):
         for k, value in enumerate(exact):
             if value:
                 assert got[k] == as_half(value, kind), (body, float(x[k]), float(y[k]), float(z[k]))
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_half_functions_of_one_argument(kind):
+    a, numbers = halves(kind)
+    assert one(f"abs.{kind} x, a;", np.uint16, a=a).tolist() == (a & 0x7FFF).tolist()
+    assert one(f"neg.{kind} x, a;", np.uint16, a=a).tolist() == (a ^ 0x8000).tolist()
+    keep = (np.abs(numbers) < 14) & (numbers != 0)
+    a, numbers = a[keep], numbers[keep]
+    # 9.7.4.9, 9.7.4.10: approximations, here the nearest numbers
+    for body, function in ((f"ex2.approx{'.ftz' * (kind == 'bf16')}", math.exp2), ("tanh.approx", math.tanh)):
+        expected = [int(as_half(Fraction(function(v)), kind)) for v in numbers.tolist()]
+        assert one(f"{body}.{kind} x, a;", np.uint16, a=a).tolist() == expected, body
 
 
 @pytest.mark.parametrize("kind", HALVES)
@@ -333,6 +379,22 @@ def test_cvt_to_integers_rounds_then_clamps_and_makes_nan_zero(mode):
         one(f"cvt.{mode}.f32.f32 x, a;", np.float32, a=finite_a),
         [math.copysign(float(function(v)), v) for v in finite_a.tolist()],
     )
+
+
+@pytest.mark.parametrize("mode", ["rni", "rzi", "rmi", "rpi"])
+def test_cvt_to_whole_numbers_of_double_precision(mode):
+    function = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]
+    a = np.array([0.5, 1.5, -0.5, -2.5, 2.0**52 + 0.5, -(2.0**51) - 0.5, 1e300, -0.0, INF])
+    x = one(f"cvt.{mode}.f64.f64 x, a;", np.float64, a=a)
+    assert x.view(np.uint64).tolist() == function(a).view(np.uint64).tolist()
+
+
+def test_cvt_from_half_to_double_is_exact():
+    for kind, (dtype, *_) in HALVES.items():
+        codes, numbers = halves(kind)
+        x = one(f"cvt.f64.{kind} x, a;", np.float64, a=codes)
+        assert x.view(np.uint64).tolist() == codes.view(dtype).astype(np.float64).view(np.uint64).tolist()
+        assert x.tolist() == numbers.tolist()
 
 
 def test_cvt_from_integers_rounds_once():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Integer instructions against Python's integers, with the words of PTX ISA 9.7.1 (arithmetic), 9.7.6 (comparison),
-9.7.7 (logic) and 9.7.9 (mov, prmt)."""
+9.7.8 (logic) and 9.7.9 (mov, prmt)."""
 
 import itertools
 
@@ -104,7 +104,7 @@ def test_logic(bits):
 
 @pytest.mark.parametrize("kind", ["s16", "u16", "s32", "u32", "s64", "u64"])
 def test_shifts_clamp_the_amount_to_the_width(kind):
-    # 9.7.7: "Shift amounts greater than the register width N are clamped to N."
+    # 9.7.8: "Shift amounts greater than the register width N are clamped to N."
     bits = int(kind[1:])
     values = edges(bits, kind[0] == "s")
     a, b = zip(*itertools.product(values, [0, 1, 7, bits - 1, bits, bits + 1, 1000, 0xFFFFFFFF]), strict=True)
@@ -117,7 +117,7 @@ def test_shifts_clamp_the_amount_to_the_width(kind):
 
 @pytest.mark.parametrize("mode", ["wrap", "clamp"])
 def test_funnel_shifts(mode):
-    # 9.7.7.7: shf.l: d = b << n | a >> (32 - n); shf.r: d = b << (32 - n) | a >> n; n = c & 31, or min(c, 32).
+    # 9.7.8.7: shf.l: d = b << n | a >> (32 - n); shf.r: d = b << (32 - n) | a >> n; n = c & 31, or min(c, 32).
     low, high = pairs("u32")
     c = np.resize(np.array([0, 1, 15, 31, 32, 33, 63, 64, 200], np.uint32), len(low))
     left = one(f"shf.l.{mode}.b32 x, a, b, c;", np.uint32, a=low, b=high, c=c).tolist()
@@ -130,7 +130,7 @@ def test_funnel_shifts(mode):
 
 @pytest.mark.parametrize("table", [0x00, 0x96, 0xE8, 0xCA, 0x1B, 0xFF, 0x3C])
 def test_lop3_is_a_table_of_three_bits(table):
-    # 9.7.7.6: immLut = F(0xF0, 0xCC, 0xAA) for d = F(a, b, c)
+    # 9.7.8.6: immLut = F(0xF0, 0xCC, 0xAA) for d = F(a, b, c)
     a, b, c = (np.array([value], np.uint32) for value in (0xF0, 0xCC, 0xAA))
     assert one(f"lop3.b32 x, a, b, c, {table};", np.uint32, a=a, b=b, c=c)[0] & 0xFF == table
 
@@ -245,7 +245,7 @@ def test_slct_takes_a_where_c_is_not_negative():
 
 
 def test_packing_puts_element_0_lowest():
-    # 9.7.9.2: mov.b32 d, {a.lo, a.hi}
+    # 9.7.9.4: mov.b32 d, {a.lo, a.hi}
     a = np.array([0x1122334455667788], np.uint64)
     body = "mov.b64 {r1, r2}, a; mov.b32 {h1, h2}, r2; mov.b32 r3, {h2, h1}; mov.b64 x, {r1, r3};"
     assert one(body, np.uint64, a=a)[0] == 0x3344112255667788
@@ -261,3 +261,18 @@ def test_special_registers_of_a_block():
     for t in range(70):
         lane = t % 32
         assert got[5][t] == (1 << lane) - 1 and got[6][t] == (0xFFFFFFFF << lane) % (1 << 32) and got[7][t] == 1 << lane
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_selp_takes_one_of_two(bits):
+    # 9.7.6.3: d = (c == 1) ? a : b
+    dtype = np.dtype(f"u{bits // 8}")
+    a, b = np.arange(1, 9, dtype=dtype), np.arange(1, 9, dtype=dtype) << dtype.type(bits - 4)
+    x = one(f"setp.gt.u32 p1, tid_, 4; selp.b{bits} x, a, b, p1;", dtype, a=a, b=b)
+    assert x.tolist() == [*b[:5].tolist(), *a[5:].tolist()]
+
+
+def test_what_orders_memory_or_is_a_hint_changes_no_number():
+    # membar and fence (9.7.13.4): memory is seen in the order of the program by every thread here
+    body = "membar.cta; fence.acq_rel.gpu; fence.sc.sys; nanosleep.u32 100; mov.u32 x, a;"
+    assert one(body, np.uint32, a=np.arange(9, dtype=np.uint32)).tolist() == list(range(9))

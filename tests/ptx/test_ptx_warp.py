@@ -75,6 +75,11 @@ def test_activemask_elect_and_match():
     assert one(body, np.uint32, a=LANE).tolist() == [31] * 5 + [0] * 27
     x = one("match.any.sync.b32 x, a, -1;", np.uint32, a=LANE % 4)
     assert x.tolist() == [0x11111111 << lane % 4 for lane in range(32)]
+    # 9.7.13.10: d is the member mask and p true if all members have the same value, else 0 and false
+    body = "match.all.sync.b32 x|p1, {}, -1; selp.u32 y, 1, 0, p1;"
+    for value, expected in (("5", (0xFFFFFFFF, 1)), ("a", (0, 0))):
+        got = evaluate(body.format(value), out={"x": np.uint32, "y": np.uint32}, a=LANE)
+        assert set(zip(got["x"].tolist(), got["y"].tolist(), strict=True)) == {expected}
 
 
 def test_members_may_be_a_part_of_the_warp():

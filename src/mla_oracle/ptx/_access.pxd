@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ld and st (9.7.9.8 - 9.7.9.12): first the address of every lane, checked, becomes a place on the host (b.where);
+# ld and st (9.7.9.8 - 9.7.9.11): first the address of every lane, checked, becomes a place on the host (b.where);
 # then the numbers move. Bounds are always checked, the rest if Launch.checks.
 #
 # Addresses: shared and local memory have windows in the generic address space (SHARED_BASE, LOCAL_BASE); pieces of

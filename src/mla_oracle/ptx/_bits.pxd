@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Logic, shifts, fields of bits, packing. Section numbers are those of PTX ISA 8.x.
+# Logic, shifts, fields of bits, packing. Section numbers are those of PTX ISA 9.0.
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from mla_oracle.ptx._block cimport Instr
@@ -15,7 +15,7 @@ cdef extern from * nogil:
 
 
 cdef inline uint32_t permuted(uint32_t a, uint32_t b, uint32_t control, int mode) noexcept nogil:
-    # 9.7.1.x prmt: byte k of the result is byte (control >> 4k) & 7 of b:a, or its sign eight times.
+    # 9.7.9.7 prmt: byte k of the result is byte (control >> 4k) & 7 of b:a, or its sign eight times.
     cdef uint64_t both = <uint64_t>b << 32 | a
     cdef uint32_t result = 0, byte, pick, c = control & 3
     cdef int k
@@ -42,7 +42,7 @@ cdef inline uint32_t permuted(uint32_t a, uint32_t b, uint32_t control, int mode
 
 
 cdef inline uint64_t field(uint64_t a, uint32_t start, uint32_t length, int bits, bint signed) noexcept nogil:
-    # 9.7.1.x bfe: beyond the field, and beyond the number, its sign: the top bit of the field, or of the number.
+    # 9.7.1.19 bfe: beyond the field, and beyond the number, its sign: the top bit of the field, or of the number.
     cdef uint64_t result = 0, sign
     cdef uint32_t top
     start &= 0xFF
@@ -63,7 +63,7 @@ cdef inline uint64_t field(uint64_t a, uint32_t start, uint32_t length, int bits
 
 
 cdef inline uint64_t inserted(uint64_t a, uint64_t b, uint32_t start, uint32_t length, int bits) noexcept nogil:
-    # 9.7.1.x bfi: `length` low bits of a, put into b at `start`.
+    # 9.7.1.20 bfi: `length` low bits of a, put into b at `start`.
     cdef uint64_t mask
     start &= 0xFF
     length &= 0xFF
@@ -74,7 +74,7 @@ cdef inline uint64_t inserted(uint64_t a, uint64_t b, uint32_t start, uint32_t l
 
 
 cdef inline uint32_t table3(uint32_t a, uint32_t b, uint32_t c, uint32_t table) noexcept nogil:
-    # 9.7.7.x lop3: bit (a, b, c) of the table, a the highest.
+    # 9.7.8.6 lop3: bit (a, b, c) of the table, a the highest.
     cdef uint32_t result = 0
     cdef int k
     for k in range(8):
@@ -108,7 +108,7 @@ cdef inline void bits(const Instr* i, uint8_t* out, uint8_t** args, Py_ssize_t n
     cdef uint64_t* a8 = <uint64_t*>args[0]
     cdef uint64_t* b8 = <uint64_t*>args[1]
     cdef int64_t* sa8 = <int64_t*>args[0]
-    # and, or, xor, not, shl, shr, shf, lop3 (9.7.7); a shift by the width or more leaves nothing, or the sign
+    # and, or, xor, not, shl, shr, shf, lop3 (9.7.8); a shift by the width or more leaves nothing, or the sign
     if op == AND_16:
         for k in range(n):
             d2[k] = a2[k] & b2[k]
@@ -187,7 +187,7 @@ cdef inline void bits(const Instr* i, uint8_t* out, uint8_t** args, Py_ssize_t n
     elif op == LOP3:
         for k in range(n):
             d4[k] = table3(a4[k], b4[k], c4[k], <uint32_t>i.imm)
-    # prmt, bfe, bfi, popc, clz, brev, bfind (9.7.1.14 - 9.7.1.22); i.width tells 32 bits from 64
+    # prmt (9.7.9.7), popc, clz, bfind, brev, bfe, bfi (9.7.1.14 - 9.7.1.20); i.width tells 32 bits from 64
     elif op == PRMT:
         for k in range(n):
             d4[k] = permuted(a4[k], b4[k], c4[k], i.kind)
@@ -227,7 +227,7 @@ cdef inline void bits(const Instr* i, uint8_t* out, uint8_t** args, Py_ssize_t n
     elif op == BFIND_S:
         for k in range(n):
             d4[k] = <uint32_t>(63 - leading_zeros(~a4[k] if sa4[k] < 0 else a4[k]))
-    # pack and unpack (9.7.9.2): element 0 lies in the lowest bits
+    # pack and unpack (9.7.9.4): element 0 lies in the lowest bits
     elif op == PACK_2X16:
         for k in range(n):
             d4[k] = a2[k] | <uint32_t>b2[k] << 16

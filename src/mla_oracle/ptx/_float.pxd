@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Floating-point arithmetic and comparison. Section numbers are those of PTX ISA 8.x.
+# Floating-point arithmetic and comparison. Section numbers are those of PTX ISA 9.0.
 #
 # add, sub, mul, fma, div.rn, sqrt.rn and rcp.rn round once, as the ISA asks; directed rounding is the processor's own.
 # The approximate functions (ex2, lg2, rsqrt, sin, cos, tanh, div.full, rcp.approx ...) are computed in double and

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Integer arithmetic, comparison and movement; _bits.pxd has the rest. Section numbers are those of PTX ISA 8.x.
+# Integer arithmetic, comparison and movement; _bits.pxd has the rest. Section numbers are those of PTX ISA 9.0.
 #
 # Division by zero gives all ones and a remainder the dividend, as hardware does (the ISA leaves both open).
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -39,14 +39,14 @@ cdef inline void integer(const Instr* i, uint8_t* out, uint8_t** args, Py_ssize_
     cdef int64_t* sa8 = <int64_t*>args[0]
     cdef int64_t* sb8 = <int64_t*>args[1]
     cdef uint32_t flip = 0xFFFFFFFFU if i.flags else 0
-    # mov (9.7.9.1)
+    # mov (9.7.9.3)
     if op == MOV_16:
         memcpy(d2, a2, 2 * n)
     elif op == MOV_32:
         memcpy(d4, a4, 4 * n)
     elif op == MOV_64:
         memcpy(d8, a8, 8 * n)
-    # add, sub, mul, div, rem, abs, neg, min, max (9.7.1.1 - 9.7.1.12)
+    # add, sub, mul, div, rem, abs, neg, min, max (9.7.1.1 - 9.7.1.13)
     elif op == ADD_16:
         for k in range(n):
             d2[k] = <uint16_t>(a2[k] + b2[k])

@@ -119,6 +119,7 @@ cdef inline int branch(Block* b, const Instr* i, const uint32_t* mask, bint all_
 
 
 cdef inline int control(Block* b, const Instr* i, const uint32_t* mask, bint all_taken) noexcept nogil:
+    # bra, brx.idx, ret and exit (9.7.12.3 - 9.7.12.7), membar and fence (9.7.13.4), trap (9.7.19.4)
     if i.op == BRA or i.op == BRX:
         return branch(b, i, mask, all_taken)
     if i.op == EXIT:

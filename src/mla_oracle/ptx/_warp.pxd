@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the lanes of a warp do together: shfl.sync (9.7.9.6), vote.sync (9.7.13.9), match.sync (9.7.13.10), activemask
-# (9.7.13.11), redux.sync (9.7.13.12), elect.sync (9.7.13.15), bar.warp.sync (9.7.13.2).
+# (9.7.13.11), redux.sync (9.7.13.12), elect.sync (9.7.13.14), bar.warp.sync (9.7.13.2).
 #
 # Operands: results, arguments, and last the member mask. Every lane must name itself, all lanes it names must be here
 # with the same mask, and nothing may be taken from a lane that was not named.
