@@ -28,7 +28,8 @@ def append_kv(
     slot_mapping [n] i64 with n <= T: row t goes to slot block * block_size + offset, a negative slot skips the row,
     rows beyond n are padding and are not written. Nothing is written unless everything is valid.
     `backend` is auto or strict, or cuda or ptx as in `decode_paged`: the cache goes to the machine and back. A cache
-    that lies on a GPU is written there, on `stream`, without a wait; slots that lie there too are taken as they are.
+    that lies on a GPU, with the rows, is written there, on `stream`, without a wait; slots that lie there too are taken
+    as they are.
     """
     kernels = choose_kernels(backend)
     if kernels == "cuda":

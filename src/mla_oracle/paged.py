@@ -69,8 +69,8 @@ def decode_paged(
 
     Backend "cuda" takes arrays on a GPU as well (DLPack or __cuda_array_interface__: torch, cupy), without a copy and
     without waiting for them: it queues its work on `stream` (a handle, or an object with __cuda_stream__; None is the
-    default stream), and out and lse are mla_oracle.gpu.foreign.DeviceArrays there, f32. A block_table or seq_lens on
-    the GPU is checked only if `check_ids`, which waits.
+    default stream), and out and lse are mla_oracle.gpu.foreign.DeviceArrays there, f32. block_table and seq_lens may
+    stay on the host, where they are checked; on the GPU they are checked only if `check_ids`, which waits.
 
     Precision "f64": a score of -inf has weight 0 and its value is not touched, a row of nothing else is an empty
     row, a visible NaN (or a score of +inf) makes out and lse NaN; fast, cuda and ptx do so in "f32" too. Strict "f32"

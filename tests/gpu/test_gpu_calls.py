@@ -90,6 +90,8 @@ refuse({"q": Dlpack(case["q"][..., :23])})
 refuse({"seq_lens": Dlpack(np.int64([1, 2]))})
 refuse({"q": Dlpack(case["q"][..., ::2]), "kv_cache": Dlpack(case["kv_cache"][..., :12])}, head_dim_v=12)
 refuse({"q": [1.0]})
+refuse({"q": case["q"]})
+refuse({"kv_cache": case["kv_cache"]})
 refuse(head_dim_v=25)
 refuse(softmax_scale=-1)
 refuse(precision="f64")
@@ -107,6 +109,8 @@ refuse(backend="strict")
         "InputError seq_lens is i64, expected i32",
         "InputError q has an innermost stride of 8 bytes, expected 4 (contiguous)",
         "InputError q is a list, expected an array",
+        "InputError q is on the host, other arrays on a GPU, expected it there too",
+        "InputError kv_cache is on the host, other arrays on a GPU, expected it there too",
         "InputError head_dim_v is 25, expected",
         "InputError softmax_scale is -1, expected",
         "UnsupportedError arrays on a GPU are computed in precision 'f32'",
@@ -172,7 +176,7 @@ refused(lambda: mla_oracle.append_kv(**rows, stream=0x70))
         "InputError slot_mapping[0] is 35, expected below 35, the slots of kv_cache",
         "InputError slot_mapping[1] is 3, which slot_mapping[0] already is",
         "InputError kv_cache rows are 24 wide, expected c_kv's 16 + k_pe's 7 elements",
-        "InputError kv_cache is on the host, the rows on a GPU, expected an array to write into",
+        "InputError kv_cache is on the host, other arrays on a GPU, expected it there too",
         "InputError kv_cache is read-only, expected an array to write into",
         "InputError stream is 112, expected None without arrays on a GPU and backend 'cuda'",
     ], ran.stderr
@@ -210,6 +214,7 @@ refused(lambda: merge(lse=partial_lse.astype(np.float16)))
 refused(lambda: merge(out=partial_out[..., ::2]))
 refused(lambda: merge(lse=np.ones((3, 2, 10), np.float32)[..., ::2]))
 refused(lambda: merge(precision="f64"))
+refused(lambda: mla_oracle.merge_states(Dlpack(partial_out), partial_lse, backend="cuda"))
 refused(lambda: mla_oracle.merge_states(partial_out, partial_lse, stream=0x70))
 """
     ran = on_fake(HEAD + STATES + script)
@@ -219,5 +224,6 @@ refused(lambda: mla_oracle.merge_states(partial_out, partial_lse, stream=0x70))
         "InputError partial_out has a stride of 320 bytes on axis 0, expected 160 (contiguous)",
         "InputError partial_lse has a stride of 80 bytes on axis 0, expected 40 (contiguous)",
         "UnsupportedError arrays on a GPU are computed in precision 'f32'",
+        "InputError partial_lse is on the host, other arrays on a GPU, expected it there too",
         "InputError stream is 112, expected None without arrays on a GPU and backend 'cuda'",
     ], ran.stderr

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of arrays that lie on a GPU: nothing is copied but what is on the host, and the host does not wait.
+"""Forms of arrays that lie on a GPU: they are not copied, and the host does not wait.
 
-Results are on the device too: DeviceArrays, which cupy.asarray and torch.as_tensor take as they are.
+Lengths, ids and slots may be on the host: there they are checked, then copied. Results are on the device:
+DeviceArrays, which cupy.asarray and torch.as_tensor take as they are.
 """
 
 from __future__ import annotations
@@ -30,6 +31,26 @@ def any_foreign(*arrays: object) -> bool:
     return any(map(foreign.is_foreign, arrays))
 
 
+def place(
+    arrays: Mapping[str, object], movable: tuple[str, ...], stream: object
+) -> tuple[Device, dict[str, Any]]:
+    """The device that those on a GPU share, and DeviceArrays there; those in `movable` may be on the host, numpy's.
+
+    Raises InputError for arrays on two devices, or one on the host that may not be there.
+    """
+    device = Device(foreign.device_of(arrays) or 0, stream)
+    taken: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if foreign.is_foreign(array):
+            taken[name] = device.upload(foreign.take(name, array, device.stream))
+        elif name in movable:
+            taken[name] = aligned(as_array(name, array))
+        else:
+            as_array(name, array)
+            raise InputError(f"{name} is on the host, other arrays on a GPU, expected it there too")
+    return device, taken
+
+
 def decode_paged(
     arrays: Mapping[str, object],
     *,
@@ -48,7 +69,7 @@ def decode_paged(
     otherwise they are taken as they are. With seq_lens on the device, there is scratch for the longest row that the
     block table can hold.
     """
-    device, taken = _take(arrays, stream)
+    device, taken = place(arrays, ("block_table", "seq_lens"), stream)
     axes = Axes()
     has_tokens = taken["q"].ndim != 3
     axes.check("q", taken["q"], "B T H D" if has_tokens else "B H D", FLOATS)
@@ -78,29 +99,14 @@ def decode_paged(
     return _reshape(out, (*lse.shape[::2], width)), _reshape(lse, lse.shape[::2])
 
 
-def place(
-    arrays: Mapping[str, object], movable: tuple[str, ...], stream: object
-) -> tuple[Device, dict[str, Any]]:
-    """The device that those on a GPU share, and DeviceArrays there; those in `movable` may be numpy's."""
-    device, taken = _take(arrays, stream)
-    for name, array in taken.items():
-        if isinstance(array, np.ndarray) and name not in movable:
-            raise InputError(f"{name} is on the host, other arrays on a GPU, expected it there too")
-    return device, {
-        name: array if isinstance(array, np.ndarray) else device.upload(array) for name, array in taken.items()
-    }
-
-
 def append_kv(arrays: Mapping[str, object], stream: object) -> None:
     """`mla_oracle.append_kv` of its four arrays by name, on the device that kv_cache lies on."""
-    device, taken = _take(arrays, stream)
+    device, taken = place(arrays, ("slot_mapping",), stream)
     axes = Axes()
-    cache, slots = taken["kv_cache"], taken["slot_mapping"]
     check_shapes(axes, *taken.values())
-    if isinstance(cache, np.ndarray) or cache.readonly:
-        where = "on the host, the rows on a GPU" if isinstance(cache, np.ndarray) else "read-only"
-        raise InputError(f"kv_cache is {where}, expected an array to write into")
-    if isinstance(slots, np.ndarray):
+    if taken["kv_cache"].readonly:
+        raise InputError("kv_cache is read-only, expected an array to write into")
+    if isinstance(slots := taken["slot_mapping"], np.ndarray):
         check_slots(slots, axes["num_blocks"] * axes["block_size"])
     forms.append(device, *_put(device, taken))
 
@@ -109,9 +115,9 @@ def merge_states(
     arrays: Mapping[str, object], lse_unit: float, empty_lse: float, stream: object
 ) -> tuple[Any, Any]:
     """out and lse of `mla_oracle.merge_states` for its two arrays by name, on the device that those on a GPU share."""
-    device, taken = _take(arrays, stream)
-    states.check_shapes(*taken.values())
-    partial_out, partial_lse = _put(device, taken)
+    device, taken = place(arrays, (), stream)
+    partial_out, partial_lse = taken.values()
+    states.check_shapes(partial_out, partial_lse)
     layout.packed("partial_out", partial_out, partial_out.shape, *FLOATS)
     layout.packed("partial_lse", partial_lse, partial_lse.shape, "f32")
     S, *rows, V = partial_out.shape
@@ -129,20 +135,11 @@ def _reshape(array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
     return replace(array, shape=shape, strides=contiguous(shape, array.dtype.itemsize))
 
 
-def _take(arrays: Mapping[str, object], stream: object) -> tuple[Device, dict[str, Any]]:
-    """The device that those on a GPU share, and the arrays as DeviceArrays or numpy arrays."""
-    device = Device(foreign.device_of(arrays) or 0, stream)
-    return device, {
-        name: foreign.take(name, array, device.stream) if foreign.is_foreign(array) else aligned(as_array(name, array))
-        for name, array in arrays.items()
-    }
-
-
 def _put(device: Device, taken: Mapping[str, Any]) -> list[Any]:
     """Buffers of what was taken: a copy of a numpy array, the array itself where it is on the device."""
     return [
         layout.put(device, np.ascontiguousarray(array) if array.ndim == 1 else array)
         if isinstance(array, np.ndarray)
-        else device.upload(array)
+        else array
         for array in taken.values()
     ]
