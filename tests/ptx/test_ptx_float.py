@@ -301,6 +301,13 @@ def test_half_functions_of_one_argument(kind):
         assert one(f"{body}.{kind} x, a;", np.uint16, a=a).tolist() == expected, body
 
 
+def test_ex2_of_bf16_has_no_subnormal_results():
+    # 9.7.4.10: ex2.approx.ftz.bf16 is the one there is
+    a = np.array([-125, -126, -126.5, -127, -133, -140]).astype(ml_dtypes.bfloat16)
+    x = one("ex2.approx.ftz.bf16 x, a;", np.uint16, a=a.view(np.uint16)).view(ml_dtypes.bfloat16)
+    assert x.astype(float).tolist() == [2.0**-125, 2.0**-126, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("kind", HALVES)
 def test_packed_halves_are_two_at_once(kind):
     a, _ = halves(kind)

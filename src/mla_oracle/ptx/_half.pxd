@@ -76,8 +76,10 @@ cdef inline void half_arithmetic(const Instr* i, uint16_t* d, uint8_t** args, Py
             x = lesser(<float>x, widen(b[k], format), nan_wins)
         elif op == MAX_H:
             x = greater(<float>x, widen(b[k], format), nan_wins)
-        elif op == EX2_H:
+        elif op == EX2_H:   # of bf16 it is always .ftz
             x = exp2(x)
+            if format == BF16 and x < 2.0**-126:
+                x = 0
         else:
             x = tanh(x)
         if i.flags & RELU and not x > 0:
