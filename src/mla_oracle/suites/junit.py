@@ -29,7 +29,8 @@ def _testcase(outcome: Outcome) -> str:
     text = "\n".join([outcome.reason, *outcome.facts, outcome.summary]).strip()
     message = quoteattr(_clean(outcome.summary or outcome.reason))
     body = f'<{tag} type="{outcome.verdict}" message={message}>{escape(_clean(text))}</{tag}>'
-    return f"{head}>{body}</testcase>"
+    said = f"<system-err>{escape(_clean(outcome.stderr))}</system-err>" if outcome.stderr else ""
+    return f"{head}>{body}{said}</testcase>"
 
 
 def _clean(text: str) -> str:

@@ -25,9 +25,19 @@ class Outcome:
     where: str = ""  # the fact that says most about the place
     facts: tuple[str, ...] = ()
     stderr: str = ""  # the end of what a command that crashed or hung said
+    missing: tuple[str, ...] = ()  # results that are not there and so not judged
     lens: tuple[int, ...] = ()
     errors: Mapping[str, list[list[list[float]]]] = field(default_factory=dict)
     sums: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of every mutant (diagnosis.joint)
+
+    @property
+    def suspicion(self) -> str:
+        return self.suspected or ("unknown" if self.verdict == "fail" else "")
+
+    @property
+    def place(self) -> str:
+        """Where it fails, or how the engine ended."""
+        return {"pass": "", "fail": self.where or self.reason}.get(self.verdict, self.reason)
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -60,13 +70,19 @@ class Report:
     def table(self) -> str:
         """case, verdict, suspected class, where."""
         rows = [("case", "verdict", "suspected class", "where")]
-        for o in self.outcomes:
-            suspected = o.suspected or ("unknown" if o.verdict == "fail" else "")
-            rows.append((o.case, o.verdict, suspected, {"pass": "", "fail": o.where}.get(o.verdict, o.reason)))
+        rows += [(o.case, o.verdict, o.suspicion, o.place) for o in self.outcomes]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + "  " + row[3]
             for row in rows
         ]
         counts = ", ".join(f"{self.count(v)} {v}" for v in VERDICTS if self.count(v))
-        return "\n".join([*(line.rstrip() for line in lines), counts, *([self.summary] if self.summary else [])])
+        return "\n".join([*(line.rstrip() for line in lines), counts, *self.remarks()])
+
+    def remarks(self) -> list[str]:
+        """Lines on all cases together: what is suspected, what was not judged."""
+        found = [self.summary] if self.summary else []
+        for name in dict.fromkeys(name for outcome in self.outcomes for name in outcome.missing):
+            n = sum(name in outcome.missing for outcome in self.outcomes)
+            found.append(f"not judged: {name}, missing from the results of {n} case{'s' * (n > 1)}")
+        return found

@@ -111,14 +111,14 @@ def judge(name: str, case: Case, actual: dict[str, Array], numerics: Any, second
     except InputError as error:
         return Outcome(name, "fail", str(error), seconds)
     lens = tuple(int(n) for n in case.seq_lens) if isinstance(case, PagedCase) else ()
-    wrong_form = any(form(n, array, truth[n], case) for n, array in actual.items())
-    if wrong_form:
-        return Outcome(name, "fail", verdict.reason, seconds, lens=lens)
+    found = Outcome(
+        name, "pass" if verdict.passed else "fail", verdict.reason, seconds, lens=lens, missing=tuple(verdict.missing)
+    )
+    if verdict.passed or any(form(n, array, truth[n], case) for n, array in actual.items()):
+        return found
     right = {n: truth[n] for n in actual}
     measure = Measure(case, right, {n: dtypes.name_of(array.dtype) for n, array in actual.items()}, declared)
-    if verdict.passed:
-        return Outcome(name, "pass", verdict.reason, seconds, lens=lens)
-    return _diagnosed(Outcome(name, "fail", verdict.reason, seconds, lens=lens), case, actual, right, measure)
+    return _diagnosed(found, case, actual, right, measure)
 
 
 def _diagnosed(
@@ -178,12 +178,16 @@ def explain_all(outcomes: list[Outcome], cases: Sequence[Case | str]) -> str:
             share = f"{100 * best.share:.3g} %"
             said = f"suspected over all cases: {best.mutant.family} ({best.mutant.name}: {best.mutant.formula})"
             rivals = _predicted(best.mutant, [c for o, c in zip(outcomes, cases, strict=True) if o.verdict == "pass"])
-            return f"{said}, explains {share} of the error of {len(judged)} failing cases{rivals}"
+            return f"{said}, explains {share} of the error of {_failing(len(judged))}{rivals}"
     named = [o.suspected for o in judged if o.named]
     if named:
         usual = max(dict.fromkeys(named), key=named.count)
-        return f"suspected in {named.count(usual)} of {len(failed)} failing cases: {usual}"
-    return f"no class explains the {len(failed)} failing cases"
+        return f"suspected in {named.count(usual)} of {_failing(len(failed))}: {usual}"
+    return f"no class explains {_failing(len(failed))}"
+
+
+def _failing(n: int) -> str:
+    return f"{n} failing case{'s' * (n > 1)}"
 
 
 def _predicted(mutant: Mutant, passing: list[Case | str]) -> str:
