@@ -249,8 +249,6 @@ def _suite(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
     how = {name: getattr(args, name) for name in ("jobs", "timeout", "numerics")}
     files = {name: getattr(args, name) for name in ("junit", "json", "html")}
     report, answer = command.run_command(args.cases, args.line, **how, files=files, say=_say)
-    for line in report.table().splitlines():
-        _say(line)
     return int(not report.passed), answer
 
 

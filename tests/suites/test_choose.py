@@ -62,6 +62,9 @@ def test_a_folder_is_written_and_read_back(tmp_path, capsys):
         (["suite", "run", "x", "--exec", "k {case} {out}", "--jobs", "0"], "jobs is 0, expected 1 or more"),
         (["suite", "run", "x", "--exec", "k {case} {out}", "--timeout", "0"], "timeout is 0.0, expected"),
         (["suite", "run", ".", "--exec", "k {out}"], "expected one with {case}"),
+        (["suite", "run", ".", "--exec", "k '{case} {out}"], "expected words as in a shell: No closing quotation"),
+        (["suite", "run", ".", "--exec", "k {case} {out}", "--html", "/"], "/ cannot be written, expected the name of"),
+        (["suite", "run", ".", "--exec", "k {case} {out}", "--json", "no/x"], "no/x cannot be written, expected the"),
     ],
 )
 def test_bad_input_is_one_line(words, message, capsys):

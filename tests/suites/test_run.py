@@ -13,11 +13,13 @@ import pytest
 
 from mla_oracle.cases import PagedCase
 from mla_oracle.cli import main
+from mla_oracle.errors import InputError
 from mla_oracle.inputs import generate
 from mla_oracle.mutants import find
 from mla_oracle.oracle import expected
 from mla_oracle.recipes import parse_id
 from mla_oracle.suites import run_suite
+from mla_oracle.suites.command import write_text
 
 SIZES = "heads=3,row=20,value=12,scale=0.3"
 IDS = [
@@ -155,6 +157,33 @@ def test_a_result_that_is_missing_is_said():
     report = run_suite(IDS[:2], lambda case: {"out": right(case)["out"]})
     assert report.passed and [o.missing for o in report.outcomes] == [("lse",)] * 2
     assert report.table().splitlines()[-1] == "not judged: lse, missing from the results of 2 cases"
+
+
+def test_a_report_that_finds_no_room_costs_no_other(tmp_path, command, capsys):
+    options = ["--json", "/dev/full", "--junit", str(tmp_path / "junit.xml"), "--timeout", "300"]
+    code = main(["suite", "run", IDS[0], "--exec", command, *options])
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert json.loads(out)["error"]["message"] == "/dev/full cannot be written: No space left on device"
+    assert err.splitlines()[-2] == "1 pass"
+    assert ET.parse(tmp_path / "junit.xml").getroot()[0].get("tests") == "1"
+
+
+def test_a_report_replaces_what_was_there_whole_and_through_links(tmp_path, monkeypatch):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(str(link), "new")
+    assert (target.read_text(), link.is_symlink()) == ("new", True)
+
+    def full(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match="target cannot be written: No space left on device"):
+        write_text(str(target), "newer")
+    assert target.read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "target"]
 
 
 def test_cases_can_be_given_as_they_are():

@@ -102,6 +102,9 @@ def _json(report: Report) -> str:
     return json.dumps(report.as_json(), indent=1, allow_nan=False) + "\n"
 
 
+FORMS: dict[str, Callable[[Report], str]] = {"junit": junit, "html": page, "json": _json}
+
+
 def write_text(path: str, text: str) -> None:
     """Write a file whole or not at all, but a device or a pipe as it is. Raises InputError."""
     try:
@@ -132,12 +135,17 @@ def run_command(
     files: dict[str, str | None] | None = None,
     say: Say = lambda line: None,
 ) -> tuple[Report, JSON]:
-    """Run the command `line` over the cases; write junit, json and html files where they are named."""
+    """Run the command `line` over the cases; say the table, write junit, json and html files where they are named."""
     if jobs < 1:
         raise InputError(f"jobs is {jobs}, expected 1 or more")
     if timeout is not None and not timeout > 0:
         raise InputError(f"timeout is {timeout}, expected a number of seconds above 0")
     engine = Command(line, timeout)
+    wanted = {name: path for name, path in (files or {}).items() if path is not None}
+    for path in wanted.values():
+        folder = os.path.dirname(os.path.realpath(path))
+        if os.path.isdir(path) or not os.path.isdir(folder):
+            raise InputError(f"{path} cannot be written, expected the name of a file in a folder that exists")
     cases = [case for source in sources for case in cases_of(source)]
 
     def progress(outcome: Outcome, done: int, total: int) -> None:
@@ -149,8 +157,14 @@ def run_command(
     except BaseException:
         stop()
         raise
-    made: dict[str, Callable[[Report], str]] = {"junit": junit, "html": page, "json": _json}
-    for name, path in (files or {}).items():
-        if path is not None:
-            write_text(path, made[name](report))
+    for text in report.table().splitlines():
+        say(text)
+    unwritten = []
+    for name, path in wanted.items():
+        try:
+            write_text(path, FORMS[name](report))
+        except InputError as error:
+            unwritten.append(error)
+    if unwritten:
+        raise unwritten[0]
     return report, report.as_json()

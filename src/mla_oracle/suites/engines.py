@@ -54,6 +54,10 @@ class Command:
         for name in ("{case}", "{out}"):
             if name not in self.line:
                 raise InputError(f"the command is {self.line!r}, expected one with {name}")
+        try:
+            shlex.split(self.line)
+        except ValueError as error:
+            raise InputError(f"the command is {self.line!r}, expected words as in a shell: {error}") from None
 
     def __call__(self, case: Case) -> dict[str, Array]:
         """The results that the command writes. Raises EngineCrash, EngineHang, NoEngine."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 MOST = 128  # cells of an axis
-SMALL, LARGE = 9, 20  # pixels of a cell
+SMALL, LARGE = 5, 20  # pixels of a cell
 LEFT, TOP = 44, 16  # pixels beside the cells, for numbers and the axis' name
 RIGHT, BOTTOM = 24, 30
 Name = Callable[[int], str]
