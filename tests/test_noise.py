@@ -47,6 +47,13 @@ def test_weights_of_many_keys_leave_theirs(out: str) -> None:
     assert of_lse == pytest.approx(1, abs=0.3)
 
 
+def test_weights_of_two_numbers_of_bf16_leave_what_both_do_not_hold() -> None:
+    case_id = "paged:heads=16,row=72,value=64,lens=900,scale=0.12,dtype=bf16"
+    sums = "score_accumulator=f32,value_accumulator=f32,p_base=max,row_sum=f32,exp=exp,splits=1"
+    # The first number leaves less than it may, most times, and the second then rounds more finely: 0.76 of its unit.
+    assert 0.5 < in_units_of_noise(case_id, f"p=bf16x2,{sums}", "f32")[0] < 0.8
+
+
 def test_scores_of_bf16_leave_theirs() -> None:
     case_id = "paged:heads=16,row=72,value=64,lens=900,scale=0.12,dtype=bf16"
     of_out, of_lse = in_units_of_noise(case_id, "scores=bf16,p=f32,row_sum=f32", "f32")

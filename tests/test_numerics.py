@@ -63,7 +63,7 @@ def test_the_dtypes_of_the_results_are_theirs_whatever_is_declared(case) -> None
     [
         ("flashmlaa", "numerics is 'flashmlaa', expected field=value or one of flashmla"),
         ("", "numerics is '', expected field=value"),
-        ("p=f8", "numerics p is 'f8', expected f32 or tf32"),
+        ("p=f8", "numerics p is 'f8', expected f32 or bf16x2 or tf32"),
         ("q=f32", "numerics has 'q', expected query"),
         ("splits=0", "numerics splits is 0, expected 1 or more"),
         ("splits=x", "numerics splits is 'x', expected an integer or any"),

@@ -192,8 +192,6 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
             _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")
             for line in in_words(verdict["rules"]):
                 _say(line)
-            for name in verdict["missing"]:
-                _say(f"not judged: {name} is not among the results")
             _say_diagnosis(verdict.get("diagnosis"))
             _say_blind(verdict.get("discrimination"))
             return int(verdict["verdict"] == "fail"), verdict

@@ -121,6 +121,7 @@ def check(
         figures[name], reason = judge.measure(name, array)
         if reason is not None:
             reasons[name] = reason
+    missing = [name for name in truth if name not in actual]
     told = {}
     if any(asked is not None for asked in (rules, tol, atol, rtol)):
         from .rules import told as told_by
@@ -132,10 +133,10 @@ def check(
         case=case.name,
         passed=not reasons,
         reason="; ".join([reasons[name] for name in truth if name in reasons] + judge.blame(reasons, figures))
-        or judge.praise(figures),
+        or "; ".join([judge.praise(figures), *(f"not judged: {name} is missing" for name in missing)]),
         figures=figures,
         nonfinite_inputs=first_nonfinite_inputs(case),
-        missing=[name for name in truth if name not in actual],
+        missing=missing,
         numerics=judge.numerics,
         rules=told,
     )

@@ -9,7 +9,7 @@ Rows are vectorised, tiles are a loop. What is f32 in a kernel is f32 here; BLAS
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -156,6 +156,9 @@ def narrow(x: Array, name: str) -> Array:
         half = ((bits >> drop) & 1) + np.uint32((1 << (drop - 1)) - 1)
         rounded: Array = ((bits + half) & np.uint32(0x100000000 - (1 << drop))).view(F32)
         return np.where(np.isnan(x), x, rounded) if np.isnan(rounded).any() else rounded
+    if name == "bf16x2":
+        high = narrow(x, "bf16")
+        return high + narrow(x - high, "bf16")
     with np.errstate(over="ignore", invalid="ignore"):
         return dtypes.round_to(x, name, saturate=name == "e4m3").astype(F32)
 
@@ -180,6 +183,14 @@ def _split(problem: Problem, choices: Choices) -> Iterator[Any]:
         yield slice(low, high) if not choices.reverse else slice(high - 1, None if low == 0 else low - 1, -1)
 
 
+def _errors_of_exp(name: str, rng: np.random.Generator) -> Callable[[Array], Array]:
+    """The relative errors of one kernel's exponentials: of either sign, or all of one; exp(0) is 1."""
+    most, sign = F32(EXP_ERROR[name]), F32(rng.integers(3) - 1)
+    if sign:
+        return lambda x: most * sign * (x < 1)
+    return lambda x: most * (2 * rng.random(x.shape, F32) - 1) * (x < 1)
+
+
 def _run(
     scores: Array, values: Array, numerics: Numerics, choices: Choices, rng: np.random.Generator
 ) -> tuple[Array, Array]:
@@ -193,7 +204,7 @@ def _run(
     stale = min(STALE, math.log(dtypes.LARGEST.get(numerics.p, math.inf) / numerics.p_scale))
     hold = rng.random(R, F32) * F32(max(0.0, stale) if choices.base == "stale" else 0.0)
     unit = F32(LOG2E)
-    error = F32(EXP_ERROR[choices.exp])
+    wrong = _errors_of_exp(choices.exp, rng)
     for j in range(0, n, choices.tile):
         s = scores[:, j : j + choices.tile]
         new = s.max(1)
@@ -204,7 +215,8 @@ def _run(
             p, decay = np.exp2(x), np.exp2((top - base) * unit)
         else:
             p, decay = np.exp(s - base[:, None]), np.exp(top - base)
-        p *= 1 + error * (2 * rng.random(p.shape, F32) - 1)
+        p *= 1 + wrong(p)
+        decay = decay * (1 + wrong(decay))
         p[p < SMALLEST_NORMAL] = 0  # as processors that flush them; and others are slow
         if normalised:
             total = p.sum(1)

@@ -70,8 +70,8 @@ KERNELS = {
     "memra": Kernel("memra mla.rs: f32 loops, two passes, exp of f32", {**_F32, "exp": "exp", "splits": 1}),
     "strict": Kernel("mla_oracle.reference, precision f32", {**_F32, "exp": "exp", "splits": 1, "tile": 1}),
     "fast": Kernel(
-        "mla_oracle.fast.paged.decode: f32 within the bound of its docstring; AMX: 2^-18 of the weighted values",
-        {**_F32, "exp": "u20"},
+        "mla_oracle.fast.paged.decode: f32 within the bound of its docstring; AMX: weights in two numbers of bf16",
+        {**_F32, "p": "bf16x2", "exp": "u20"},
     ),
     "torch-eager": Kernel(
         "PyTorch: (q @ k.T) * scale in the input's dtype, softmax in f32, its result cast back, then the product",

@@ -6,6 +6,7 @@ Errors of different roundings are independent, so their squares add. With p the 
     a score      its sum of D products, its dtype, the argument of exp            -> its weight, relative
     a weight     its rounding to p: relative in the normal range, a step below    -> p v
     a sum of n   a walk of one rounding a step; truncation drifts as well         -> sqrt(sum p^2 v^2) or |out|
+                 below the normal range of f16 every step rounds to a step of it  -> alone, over the sum of weights
     the results  half a unit of their dtype
 
 A rounding to nearest of a number whose mantissa may be anything has the RMS error RMS * unit roundoff.
@@ -23,10 +24,14 @@ from .emulate import EXP_ERROR, STEP, Problem
 from .numerics import Numerics
 
 F32 = np.float32
-UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.0**-4}
+UNIT = {
+    "f64": 2.0**-53, "f32": 2.0**-24, "bf16x2": 2.0**-17, "tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8,
+    "e4m3": 2.0**-4,
+}
 # The distance of neighbours below the normal range; of formats whose small numbers processors flush, all of it.
 SMALLEST = {
-    "f64": 2.0**-1022, "f32": 2.0**-126, "bf16": 2.0**-126, "tf32": 2.0**-126, "f16": 2.0**-24, "e4m3": 2.0**-9,
+    "f64": 2.0**-1022, "f32": 2.0**-126, "bf16x2": 2.0**-126, "bf16": 2.0**-126, "tf32": 2.0**-126, "f16": 2.0**-24,
+    "e4m3": 2.0**-9,
 }
 RMS = 0.4247  # sqrt((1 - 1/4) / (6 ln 2))
 LONE = 1 / RMS  # the largest error over the RMS, where one rounding decides
@@ -94,8 +99,15 @@ def noise(
         of_scores, spread = both.reshape(2, -1, V).astype(np.float64) * largest**2
         all_values = values.sum(axis=0, dtype=np.float64) * largest**2
         of_own = own[:, None] * spread + np.square(step)[:, None] * all_values
+        small = np.square(SMALLEST[numerics.cache] * UNIFORM) * spread_over if of_values else np.zeros(len(rows))
+        if numerics.value_accumulator in ("f16", "mma-f16"):
+            held = numerics.p_scale * (1.0 if numerics.p_base == "normalised" else weights.total)
+            steps = n / STEP[numerics.value_accumulator] + 1
+            small += np.square(SMALLEST["f16"] * UNIFORM / held) * steps
+        if numerics.partials != "f32":
+            small += (SMALLEST[numerics.partials] * UNIFORM) ** 2
         of_total = np.square(walk("f32", n) * w)
-        squared = of_own + of_scores + of_total + of_sums**2 * (np.square(w) + spread)
+        squared = of_own + of_scores + of_total + of_sums**2 * (np.square(w) + spread) + small[:, None]
         squared += np.square(spacing(w, numerics.out) * UNIFORM)
         tail = n * SMALLEST["f32"] * largest  # weights flushed to zero
         found.out[rows] = np.where(finite, np.sqrt(squared) + tail, 0.0)

@@ -21,7 +21,7 @@ from .cases import Case, DenseCase, PagedCase
 from .errors import InputError
 from .extensions import require_plain
 
-ROUNDED = ("f32", "tf32", "bf16", "f16", "e4m3")
+ROUNDED = ("f32", "bf16x2", "tf32", "bf16", "f16", "e4m3")  # bf16x2: the sum of two numbers of bf16
 CHOICES: dict[str, tuple[str, ...]] = {
     "query": ROUNDED,
     "cache": ROUNDED,

@@ -39,6 +39,18 @@ WRONG = {
         "times the budget",
         "query row mapping",
     ),
+    "stored [V, H] for [H, V]": (OUT.swapaxes(2, 3).copy(), LSE, "times the budget", None),
+    "one half": (np.full_like(OUT, 0.5), LSE, "times the budget", "rows not computed"),
+    "the last request not written": (
+        OUT * (np.arange(3) < 2)[:, None, None, None],
+        LSE,
+        "out is 0 where",
+        "rows not computed",
+    ),
+    "infinite": (np.full_like(OUT, np.inf), LSE, "192 infinity for a number", None),
+    "lse of zeros": (OUT, np.zeros_like(LSE), "lse is 0 where", "rows not computed"),
+    "lse of NaN": (OUT, np.full_like(LSE, np.nan), "48 NaN for a number", None),
+    "lse of base 2": (OUT, LSE / np.log(2), "lse is ", "LSE base"),
     "negative": (-OUT, LSE, "times the budget", "missing V descale"),
     "half of the columns": (np.where(np.arange(4) < 2, OUT, 0), LSE, "times the budget", "columns not computed"),
     "lse of ones": (OUT, np.ones_like(LSE), "lse is 1 where", "rows not computed"),
@@ -78,9 +90,43 @@ def test_right_bits_taken_for_another_dtype_are_rejected():
     assert "times the budget" in verdict(misread).reason
 
 
-def test_right_results_pass():
-    assert verdict(OUT).passed
-    assert check(CASE, {"out": OUT}, TRUTH).missing == ["lse"]
+def test_right_results_pass_and_what_is_missing_is_named():
+    assert verdict(OUT).passed and verdict(OUT).missing == []
+    found = check(CASE, {"out": OUT}, TRUTH)
+    assert found.passed and found.missing == ["lse"] and found.reason.endswith("; not judged: lse is missing")
+    assert not verdict(OUT, None).passed and verdict(OUT, None).reason.startswith("lse is missing")
+
+
+OTHERS = (
+    "naive:heads=2,nope=8,rope=4,value=6,rank=10,queries=3,cached=9",
+    "absorbed:heads=2,nope=8,rope=4,value=6,rank=10,queries=3,cached=9",
+    "merge:states=3,rows=4,heads=2,value=6",
+    "rope:heads=2,rope=8,pairing=neox,base=10000",
+    "append:rank=6,rope=2,tokens=9",
+    f"{ID},shards=3",
+)
+
+
+@pytest.mark.parametrize("case_id", OTHERS)
+def test_every_kind_of_case_rejects_what_is_no_result(case_id):
+    case = generate(case_id)
+    truth = expected(case, precision="f64")
+    narrow = {n: x if case.kind == "append" else x.astype(np.float32) for n, x in truth.items()}
+    assert check(case, narrow, truth, complete=True).passed
+    main_one = case.results[0]
+    for name, right in narrow.items():
+        assert check(case, {n: x for n, x in narrow.items() if n != name or n == main_one}, truth).passed
+        for wrong, words in (
+            (np.zeros_like(right), f"{name} is 0 where "),
+            (np.full_like(right, 0.5), f"{name} is 0.5 where "),
+            (np.full_like(right, np.nan), "NaN for a number"),
+            (right[..., :-1], f"{name} is {[*right.shape[:-1], right.shape[-1] - 1]}, expected {list(right.shape)}"),
+            (right[None], f"{name} is {[1, *right.shape]}, expected {list(right.shape)}"),
+            (right.astype(np.int64), f"{name} is i64, expected f"),
+            (right[::-1].copy(), f"{name} is "),
+        ):
+            found = check(case, {**narrow, name: wrong}, truth)
+            assert not found.passed and words in found.reason, (name, words, found.reason)
 
 
 @pytest.fixture
