@@ -26,6 +26,7 @@ IDS = (
     f"{SMALL},lens=2+40,inputs=rising",
     f"{SMALL},lens=2+40,inputs=peaked,tokens=2",
     "paged:heads=2,row=20,value=12,scale=900,seed=5,block=4,lens=2+9,dtype=f16",
+    "paged:heads=3,row=20,value=12,scale=30000,block=4,lens=1+1+2+1",
     f"{SMALL},lens=7+0+19+2,tokens=3,shards=3",
     f"{SMALL},lens=7+0+19+2,tokens=3,shards=3,shard_layout=interleaved",
     f"{SMALL},lens=9+30,pages=huge",

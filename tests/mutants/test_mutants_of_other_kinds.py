@@ -217,6 +217,10 @@ DENSE = {
     "absorb.uk-power-of-two": lambda c: replace(c, q_nope=c.q_nope * (np.arange(6) < 4)),
     "absorb.uv-of-head-0": lambda c: replace(c, w_uv=np.stack([c.w_uv[0]] * 3)),
     "absorb.uv-next-head": lambda c: replace(c, w_uv=c.w_uv[[1, 2, 0]]),
+    "absorb.uk-head-offset": lambda c: replace(c, w_uk=np.stack([c.w_uk.ravel()[6 * h : 6 * h + 36].reshape(6, 6)
+                                                                for h in range(3)])),
+    "absorb.uv-head-offset": lambda c: replace(c, w_uv=np.stack([c.w_uv.ravel()[6 * h : 6 * h + 36].reshape(6, 6)
+                                                                for h in range(3)])),
     "absorb.uv-transposed": lambda c: replace(c, w_uv=np.stack([w.T for w in c.w_uv])),
     "temperature.double": lambda c: replace(c, softmax_scale=2 / math.sqrt(10)),
     "query.head-shift": lambda c: replace(c, w_uv=c.w_uv, q_nope=c.q_nope, w_uk=c.w_uk),

@@ -82,7 +82,21 @@ def powered(k, b, t, h, power):
     return online(factor, factor)["attend"](k, b, t, h)
 
 
+def divided_each_tile(k, b, t, h):
+    m, total, acc = -INF, 0.0, np.zeros(k.V)
+    for js in tiles(k, b, t, h):
+        s = [k.score(b, t, h, j) for j in js]
+        new = max(m, *s)
+        w = [math.exp(x - new) for x in s]
+        old = math.exp(m - new) if total else 0.0
+        m, total = new, total * old + sum(w)
+        acc = (acc * old + sum(w[n] * k.value(b, j) for n, j in enumerate(js))) / total
+    return (acc, k.lse(m, total, 0)) if total else k.empty(b, t, h)
+
+
 ONLINE = {
+    "divided-each-tile": {"attend": divided_each_tile},
+    "acc-inverted": online(e, lambda d, o: math.exp(-d)),
     "sum-not-rescaled": online(one, e),
     "acc-not-rescaled": online(e, one),
     "nothing-rescaled": online(one, one),
@@ -196,6 +210,13 @@ def empty_as_nan(k, b, t, h):
     return (np.full(k.V, math.nan) if s.full and len(s.full) < len(s.z) else out), lse
 
 
+def empty_as_infinite(k, b, t, h):
+    out, lse = Kernel.attend(k, b, t, h)
+    s = States(k, b, t, h)
+    nan = s.full and len(s.full) < len(s.z)
+    return (np.full(k.V, math.nan), math.nan) if nan else (out, lse)
+
+
 def whole(k, b, t, h):
     m, z, acc = state(k, b, t, h, k.keys(b, t, h))
     return (m + math.log(z), acc / z) if z else (-INF, acc)
@@ -301,6 +322,7 @@ MERGE = {
     "first-two": keep(lambda s: [0, 1]),
     "last-twice": joined(last_twice),
     "empty-as-zero": joined(empty_as_zero),
+    "empty-as-infinite": {"attend": empty_as_infinite},
     "empty-as-nan": {"attend": empty_as_nan},
     "lse-last": merge(lambda s: softmax(s.lse), lambda s: s.lse[s.full[-1]]),
     "lse-maximum": merge(lambda s: softmax(s.lse), lambda s: max(s.lse)),

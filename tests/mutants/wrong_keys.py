@@ -115,6 +115,7 @@ PAGING = {
     "pairs-swapped": of_used(lambda k, b, i: i ^ 1 if i ^ 1 < used(k, b) else i),
     "edge-early": {"address": lambda k, b, j: None if at(k, b, (j + 1) // k.P) is None
                    else at(k, b, (j + 1) // k.P) * k.stride + j % k.P * k.D * k.item},
+    "packed": slot(lambda k, b, j: sum(k.lens[:b]) + j),
     "row-rotated": slot(lambda k, b, j: None if at(k, b, j // k.P) is None
                         else at(k, b, j // k.P) * k.P + (j + 1) % k.P),
     "next-page-id": entry(lambda k, b, i: None if at(k, b, i) is None else at(k, b, i) + 1),

@@ -71,7 +71,19 @@ def heads_128(k, b, t, h):
     return (row // k.T, row % k.T, head) if head < k.H else None
 
 
+def padded_tokens(k, b, t, h):
+    padded = 4 if k.T == 3 else 1 << (k.T - 1).bit_length()
+    other, token = divmod(b * k.T + t, padded)
+    if token >= k.T:
+        return np.zeros(k.V), 0.0
+    n = k.lens[other]
+    js = range(max(n - k.T + token + 1, 0) if k.case.causal else n)
+    s = [k.scale() * float(k.query(b, t, h) @ k.row(other, j)) for j in js]
+    return k.softmax(b, t, h, s, [k.value(other, j) for j in js])
+
+
 QUERY = {
+    "padded-tokens": {"attend": padded_tokens},
     "broadcast": stored(lambda k, b, t, h: (b, 0, h)),
     "first-token": q_of(lambda k, b, t, h: flat(k, b, 0, h)),
     "last-token": q_of(lambda k, b, t, h: flat(k, b, k.T - 1, h)),
@@ -141,6 +153,12 @@ def output_stride(k, out, lse):
     return np.array(flat_out).reshape(out.shape), lse
 
 
+def output_packed(k, out, lse):
+    flat_out = [0.0] * (lse.size * k.D)
+    flat_out[: out.size] = out.ravel()
+    return np.array([flat_out[r * k.D : r * k.D + k.V] for r in range(lse.size)]).reshape(out.shape), lse
+
+
 def lag(k, j):
     block, row = divmod(j, k.D)
     return block * k.V + row
@@ -161,6 +179,7 @@ VALUE = {
     "row-before": token(lambda k, b, j: j - 1),
     "reversed": token(lambda k, b, j: k.lens[b] - 1 - j),
     "slot-of-request-0": value(lambda k, b, j: k.row(0, j)[: k.V]),
+    "output-packed": {"finish": output_packed},
     "output-stride": {"finish": output_stride},
     "first-half": columns(lambda k, o: [x if c < k.V // 2 else 0 for c, x in enumerate(o)]),
     "half-repeated": columns(lambda k, o: [o[c % (k.V // 2)] for c in range(k.V)]),

@@ -188,6 +188,11 @@ ROPE = {
     "rope.query-at-t": rope(lambda k, x, p, b, t, h: k.turn(x, t)),
     "rope.query-at-last": rope(lambda k, x, p, b, t, h: k.turn(x, k.lens[b] - 1)),
     "rope.query-of-request-0": rope(lambda k, x, p, b, t, h: k.turn(x, k.lens[0] - k.T + t)),
+    "rope.new-plus-one": rope(lambda k, x, p, b, t, h: k.turn(x, p + 1),
+                             lambda k, x, p, b: k.turn(x, p + 1 if p >= k.lens[b] - k.T else p)),
+    "rope.window-at-first": rope(lambda k, x, p, b, t, h: k.turn(x, k.lens[b] - k.T),
+                                lambda k, x, p, b: k.turn(x, min(p, k.lens[b] - k.T))),
+    "rope.fragments-64": rope(None, lambda k, x, p, b: k.turn(x, p % 64)),
     "rope.page-local": rope(None, lambda k, x, p, b: k.turn(x, p % k.P)),
     "rope.key-flat": rope(None, lambda k, x, p, b: k.turn(x, p + sum(k.lens[:b]))),
     "rope.new-keys-missing": rope(None, lambda k, x, p, b: x if p >= k.lens[b] - k.T else k.turn(x, p)),
@@ -242,7 +247,21 @@ def f16_scores(k, b, t, h, j):
     return float(np.float16(np.dot(k.query(b, t, h), k.key(b, j)))) * k.scale()
 
 
+def maximum_from(limit):
+    """The running maximum starts at the limit; weights in f32."""
+
+    def softmax(k, b, t, h, s, v):
+        m = max([limit, *s])
+        w = [float(np.float32(np.exp(x - m))) for x in s]
+        if not sum(w):
+            return k.empty(b, t, h)
+        return sum(w[i] * v[i] for i in range(len(w))) / sum(w), k.lse(m, sum(w), 0)
+
+    return {"softmax": softmax}
+
+
 RANGE = {
+    "maximum-from--50000": maximum_from(-50000.0),
     "no-maximum-f32": no_maximum(np.float32),
     "no-maximum-f16": no_maximum(np.float16),
     "scores-bf16": score(lambda k, s, *_: float(ml_dtypes.bfloat16(s))),

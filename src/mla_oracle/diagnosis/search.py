@@ -17,6 +17,7 @@ from .facts import plural, ranges
 from .samples import samples
 from .score import Evidence, Fit, ranked
 from .variants import nested, variants
+from .writers import found
 
 SETTLED = 0.97  # of the error: no further search
 EXACT = 2.0  # mean squared budgets: no constant can be better
@@ -33,6 +34,7 @@ def search(evidence: Evidence) -> tuple[list[Fit], int]:
     """Fits of everything tried, best first, and how many were."""
     fits = _fits(evidence, evidence.suspects.applicable())
     steps: tuple[tuple[Callable[[], Iterable[Mutant]], Callable[[list[Fit]], bool]], ...] = (
+        (lambda: found(evidence), _exact),
         (lambda: estimated(evidence), _exact),
         (lambda: variants(evidence.suspects.problem, _cut_again(evidence, fits)), _settled),
         (lambda: nested(evidence.suspects.problem, _recurrences(fits)), _settled),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from ..mutants import Mutant, Problem, bank, keys, lengths, rope, tail, values, warps
+from ..mutants import Mutant, Problem, bank, keys, lengths, newest, rope, tail, values, warps
 from ..mutants.joins import exact, inverse, powers
 from ..mutants.mutant import Join
 from ..mutants.plan import Joined, Parts, Plan
@@ -17,6 +17,7 @@ from ..mutants.splits import cut
 from . import made as made_up
 
 TILES = (8, 16, 32, 48, 64, 96, 128, 256, 512)
+ONLINE_TILES = (1, 2, 4, *TILES)
 SPLITS = (2, 3, 5, 6, 7, 8, 12, 16, 32, 64)
 SPLIT_KEYS = (32, 64, 128, 256, 512, 1024, 2048)
 WARPS = ((4, 2), (2, 4), (16, 2), (32, 2), (8, 4), (16, 4), (32, 4), (8, 8))
@@ -32,7 +33,8 @@ def variants(problem: Problem | None, cut_again: Sequence[Mutant]) -> Iterator[M
     known = {mutant.name for mutant in bank()}
     made = [
         *(keys.every(tile, lost) for tile in TILES for lost in (True, False)),
-        *(factory(tile) for tile in TILES for factory in TILED),
+        *(factory(tile) for tile in sorted({*TILES, problem.block}) for factory in TILED),
+        *(newest.local(n) for n in sorted({*TILES, 2 * problem.block, 4 * problem.block})),
         *(keys.behind(tile, n) for tile in TILES for n in SPLIT_KEYS if tile < n and n % tile == 0),
         *(warps.not_joined(what, *sizes) for sizes in WARPS for what in ("sum", "maximum")),
         *(rope.shifted(by, "q") for by in SHIFTS),
@@ -55,7 +57,7 @@ def recut(problem: Problem, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
             sizes = [n for n in SPLIT_KEYS if n < problem.lens.max(initial=0)]
             yield from (_cut(mutant, runs(n), f"splits of {n}", split_keys=n) for n in sizes)
         elif mutant.name.startswith("online."):
-            yield from (_cut(mutant, runs(n), f"tiles of {n}", tile=n) for n in TILES)
+            yield from (_cut(mutant, runs(n), f"tiles of {n}", tile=n) for n in ONLINE_TILES)
 
 
 def nested(problem: Problem | None, mutants: Sequence[Mutant]) -> Iterator[Mutant]:

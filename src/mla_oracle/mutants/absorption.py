@@ -45,6 +45,13 @@ def _flat(w: Array) -> Array:
     return w.reshape(w.shape[0], w.shape[2], w.shape[1]).swapaxes(1, 2)
 
 
+def _offset(w: Array) -> Array:
+    """[H, N, L] with head h found h N elements on."""
+    size = w[0].size
+    flat = w.reshape(-1)
+    return np.stack([flat[at : at + size].reshape(w[0].shape) for at in np.arange(len(w)) * w.shape[1]])
+
+
 def _together(problem: Problem) -> tuple[Array, Array]:
     """kv_b_proj holds P rows of w_uk and V of w_uv head by head; split as all of w_uk, then all of w_uv."""
     case = problem.case
@@ -101,6 +108,21 @@ MUTANTS = (
         "uv-of-head-0", "v_h = w_uv_0 o_h", value(lambda _, w: np.broadcast_to(w[:1], w.shape)), two_heads, one_key
     ),
     _mutant("uv-next-head", "v_h = w_uv_(h+1) o_h", value(lambda _, w: np.roll(w, -1, 0)), two_heads, one_key),
+    _mutant(
+        "uk-head-offset",
+        "head h starts h P elements into w_uk, not h P rows",
+        key(lambda q, w: (q, _offset(w))),
+        two_heads,
+        two_keys,
+        refs="1bit-MONSTER/1bit-MONSTER#2451",
+    ),
+    _mutant(
+        "uv-head-offset",
+        "head h starts h V elements into w_uv, not h V rows",
+        value(lambda _, w: _offset(w)),
+        two_heads,
+        one_key,
+    ),
     _mutant("uv-transposed", "w_uv [H, V, L] read as [H, L, V]", value(lambda _, w: _flat(w)), one_key),
     _mutant(
         "split",

@@ -85,6 +85,14 @@ def _fragments(problem: Problem, x: Array) -> Array:
     return y
 
 
+def _packed(problem: Problem, x: Array) -> Array:
+    """What a reader of rows D apart finds of rows that were stored V apart."""
+    rows = x.reshape(-1, x.shape[-1])
+    buffer = np.zeros((len(rows), problem.D))
+    buffer.reshape(-1)[: rows.size] = rows.ravel()
+    return buffer[:, : x.shape[-1]].reshape(x.shape)
+
+
 def _halved(problem: Problem, x: Array, second: Callable[[Array], Array]) -> Array:
     half = x.shape[-1] // 2
     y = x.copy()
@@ -104,6 +112,16 @@ MUTANTS = (
         one_key,
         Need("two rows", lambda p: p.B * p.T * p.H >= 2),
         finish=out(_row_stride),
+    ),
+    _mutant(
+        "output-packed",
+        "stride ignored",
+        "rows of out stored V elements apart in a buffer of rows of D",
+        narrower_value,
+        one_key,
+        Need("two rows", lambda p: p.B * p.T * p.H >= 2),
+        finish=out(_packed),
+        refs="vllm-project/vllm#18807",
     ),
     _mutant(
         "first-half",

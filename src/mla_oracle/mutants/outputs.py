@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from .needs import (
     two_heads,
     two_requests,
     two_tokens,
+    unsharded,
 )
+from .plan import Plan
 from .problem import Problem, Results
 from .queries import query_mutant
 
@@ -67,7 +70,50 @@ unsorted = Need(
 )
 
 
+def padded_tokens(problem: Problem) -> int:
+    """T up to a power of two."""
+    return 1 << (problem.T - 1).bit_length()
+
+
+def _padded_rows(problem: Problem, plan: Plan) -> list[Plan]:
+    """Row i of the packed B T takes the keys of request i // T' and of token i mod T' of it."""
+    plans = []
+    for i, t in enumerate(plan.t):
+        other, token = divmod(plan.b * problem.T + int(t), padded_tokens(problem))
+        right = problem.plan(other)
+        length = right.length + (token - int(t) if right.causal else 0)
+        plans.append(
+            replace(
+                right,
+                b=plan.b,
+                t=plan.t[i : i + 1],
+                q_latent=plan.q_latent[i : i + 1],
+                q_rope=None if plan.q_rope is None else plan.q_rope[i : i + 1],
+                length=length,
+            )
+        )
+    return plans
+
+
+def _not_written(problem: Problem, x: Array) -> Array:
+    """Rows of tokens that no request has are 0."""
+    rows = x.reshape(problem.B * problem.T, *x.shape[2:]).copy()
+    rows[np.arange(len(rows)) % padded_tokens(problem) >= problem.T] = 0
+    return rows.reshape(x.shape)
+
+
 MUTANTS = (
+    query_mutant(
+        "padded-tokens",
+        "row i of q and out is token i mod T' of request i // T', T' = T up to a power of two",
+        "flashinfer-ai/flashinfer#4059",
+        Need("query tokens that are no power of two", lambda p: p.T != padded_tokens(p)),
+        one_key,
+        paged,
+        unsharded,
+        edit=_padded_rows,
+        finish=_output(_not_written),
+    ),
     query_mutant(
         "broadcast",
         "o_t <- o_0",

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
+from .joins import inverse
 from .mutant import Mutant
 from .needs import Need, one_key, two_keys, unsharded
 from .plan import Joined, Plan
@@ -55,6 +56,33 @@ def without_maximum(dtype: str) -> Mutant:
         conditions=(one_key, unsharded),
         edit=edit,
     )
+
+
+def maximum_from(limit: float) -> Mutant:
+    """A finite number for -inf: the running maximum starts there, and scores far below it have no weight in f32."""
+
+    def join(m: Array, d: Array) -> Joined:
+        top = np.maximum(m.max(-1, initial=-np.inf), limit)
+        c = rounded(np.exp(m - top[..., None]), "f32")
+        z = (c * d).sum(-1)
+        return Joined(c * inverse(z)[..., None], top, z)
+
+    def met(problem: Problem) -> bool:
+        tops = (problem.state(b)[1].m for b in range(problem.B))
+        return any(bool(((m > -np.inf) & (m < limit)).any()) for m in tops)
+
+    return Mutant(
+        name=f"range.maximum-from-{limit:g}",
+        family=FAMILY,
+        formula=f"the running maximum starts at {limit:g}: o = 0 where every score is far below",
+        references=("flashinfer-ai/flashinfer#4267",),
+        parameters={"limit": limit},
+        conditions=(one_key, unsharded, steep, Need(f"a row of scores below {limit:g}", met)),
+        edit=lambda problem, plan: replace(plan, join=join),
+    )
+
+
+steep = Need("a scale above 100", lambda p: abs(p.scale) > 100)
 
 
 def _overflow(raw: Array, scale: float | Array, dtype: str) -> Array:
@@ -135,6 +163,7 @@ MUTANTS = (
         two_keys,
         dtype="e4m3",
     ),
+    maximum_from(-50000.0),
     floored(4.0),
     floored(8.0),
 )

@@ -138,6 +138,17 @@ def _last_sum(right: Joined, m: Array, d: Array) -> Array:
     return right.z * inverse(last_of(powers(m)[1] * d, d))
 
 
+def _divided_each_tile(m: Array, d: Array) -> Joined:
+    right, _, top = factors(m)
+    totals = np.cumsum(right * d, -1)
+    M = running(m)
+    top = np.where(top == -np.inf, 0, top)
+    sums = totals * np.exp(top[..., None] - M)  # l after each tile, relative to its own maximum
+    per = np.where(d == 0, 1.0, sums)  # a tile without keys is not run
+    after = np.cumprod(per[..., ::-1], -1)[..., ::-1]
+    return Joined(right * inverse(after), m.max(-1, initial=-np.inf), totals[..., -1])
+
+
 def _mutant(
     name: str, family: str, formula: str, join: Join, *needs: Need, refs: str = "", **parameters: float
 ) -> Mutant:
@@ -180,6 +191,13 @@ MUTANTS = (
     _mutant("nothing-rescaled", MISSING, "neither l nor acc times e^(M_old - M_new)", _neither),
     _mutant("inverted", WRONG, "l and acc times e^(M_new - M_old)", _inverted),
     _mutant(
+        "acc-inverted",
+        WRONG,
+        "acc times e^(M_new - M_old), l times e^(M_old - M_new): FlashAttention-2's algorithm 1 as printed",
+        _rescale(lambda step: np.exp(-step), False),
+        refs="Dao-AILab/flash-attention#991",
+    ),
+    _mutant(
         "base-2",
         WRONG,
         "l and acc times 2^(M_old - M_new), weights in base e",
@@ -200,5 +218,12 @@ MUTANTS = (
     lazy(8.0),
     _mutant("unnormalised", NORM, "o = acc, not divided by l", _scaled_by(lambda right, m, d: right.z)),
     _mutant("divided-twice", NORM, "o = acc / l^2", _scaled_by(lambda right, m, d: inverse(right.z))),
+    _mutant(
+        "divided-each-tile",
+        NORM,
+        "acc <- (acc e^(M_old - M_new) + acc_i e^(m_i - M_i)) / l, after every tile",
+        _divided_each_tile,
+        refs="1bit-MONSTER/1bit-MONSTER#495",
+    ),
     _mutant("last-tile-sum", NORM, "o = acc / (the sum of the last tile)", _scaled_by(_last_sum)),
 )

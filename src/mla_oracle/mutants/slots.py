@@ -53,6 +53,11 @@ def slots(of: Callable[[Problem, Plan, Array], Array]) -> Callable[[Problem, Pla
     return edit
 
 
+def _packed(problem: Problem, plan: Plan, j: Array) -> Array:
+    """Requests one after the other, from the first slot of the cache on."""
+    return int(problem.lens[: plan.b].sum()) + j
+
+
 def _token_slots(problem: Problem, plan: Plan, j: Array) -> Array:
     """The slot of token j in the right table."""
     slot: Array = table_entry(plan, j // plan.block, lambda page: page * plan.block) + j % plan.block
@@ -118,6 +123,14 @@ MUTANTS = (
         Need("pages of two rows or more", lambda p: p.block >= 2),
         one_key,
         edit=slots(lambda _, plan, j: table_entry(plan, j // plan.block, lambda page: page) + j % plan.block),
+    ),
+    _mutant(
+        "packed",
+        "table entry",
+        "slot(j) = the tokens of the requests before + j: the table not read, requests packed",
+        one_key,
+        edit=slots(_packed),
+        refs="tanishqkumar/ssd#23",
     ),
     _mutant(
         "row-rotated",

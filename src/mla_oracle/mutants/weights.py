@@ -106,6 +106,13 @@ def empty_as_nan(m: Array, d: Array) -> Joined:
     return right._replace(coef=np.where(nan[..., None], np.nan, right.coef))
 
 
+def empty_as_infinite(m: Array, d: Array) -> Joined:
+    """An empty part's lse of +inf is the maximum: inf - inf is its weight."""
+    right = exact(m, d)
+    nan = np.where((d == 0).any(-1) & (d > 0).any(-1), np.nan, 1.0)
+    return Joined(right.coef * nan[..., None], right.m, right.z * nan)
+
+
 def one_in_base_2(logs: Array, m: Array, d: Array) -> Array:
     """The lse of part 0 alone is in base 2."""
     return softmax(np.where(nth(d, 0), logs / math.log(2), logs))
