@@ -3,7 +3,8 @@
 
     PUBLIC["owner/repository#number"] = Bug(what was computed, its class, the kernel)
 
-A kernel takes a case and gives its results. Those of paged cases are `each(row)`: row(p, b, t, h) is out and lse of one
+Causes are those that the threads state; (review) was found before it was merged. A kernel takes a case and gives its
+results. Those of paged cases are `each(row)`: row(p, b, t, h) is out and lse of one
 query row, of `Paged`, which knows where rows lie and rotates rope elements (pairs, base 10000). `cases` names what a bug
 needs beyond the suite: heads, or scores, that it does not have.
 """
@@ -22,7 +23,6 @@ class Bug(NamedTuple):
     family: str  # "" where no class explains it
     run: Callable
     cases: tuple = ()
-    place: int = 0  # of the class
 
 
 class Paged:
@@ -189,9 +189,9 @@ def zero_tail(p, b, t):
 
 
 def padded_tokens(case):
-    """q and out are packed [B T], and indexed as if every request had 4 tokens; what is not written stays 0."""
+    """q and out are packed [B T], and indexed as if a request had 1, 2, 4, ... tokens; what is not written stays 0."""
     p = Paged(case)
-    q, tokens = p.q.reshape(p.B * p.T, p.H, p.D), 4
+    q, tokens = p.q.reshape(p.B * p.T, p.H, p.D), 1 << (p.T - 1).bit_length()
     out, lse = np.zeros((p.B * p.T, p.H, p.V)), np.zeros((p.B * p.T, p.H))
     for b, t in np.ndindex(p.B, p.T):
         i = b * tokens + t
@@ -284,24 +284,32 @@ def unscaled_rows(w):
 
 
 def merge(weights, rows=lambda out, s: out[s]):
-    """out = sum_s w_s rows(out, s) / sum w, w = weights(lse - max lse)."""
+    """out = sum_s w_s rows(out, s) / sum w with w of weights(natural lse), (w, top) [S, ...]; no weight, not touched."""
 
     def run(case):
         out, lse = case.partial_out.astype(np.float64), case.partial_lse.astype(np.float64)
         unit = math.log(2) if case.lse_base == "2" else 1.0
         with np.errstate(all="ignore"):
-            w = weights(lse * unit, lse.max(0) * unit)
+            w, top = weights(lse * unit)
             total = w.sum(0)
-            joined = sum(w[s][..., None] * rows(out, s) for s in range(len(out))) / total[..., None]
-            joined = np.where((total == 0)[..., None], 0, joined)
-            stored_lse = np.where(total == 0, case.empty_lse, lse.max(0) + np.log(total) / unit)
+            added = (np.where(w[s][..., None] == 0, 0, w[s][..., None] * rows(out, s)) for s in range(len(out)))
+            joined = np.where((total == 0)[..., None], 0, sum(added) / total[..., None])
+            stored_lse = np.where(total == 0, case.empty_lse, (top + np.log(total)) / unit)
         return {"out": joined.astype(np.float32), "lse": stored_lse.astype(np.float32)}
 
     return run
 
 
-def right_weights(lse, top):
-    return np.where(np.isinf(lse), 0, np.exp(lse - np.where(np.isinf(top), 0, top)))
+def right_weights(lse):
+    lse = np.where(np.isinf(lse), -np.inf, lse)
+    top = lse.max(0)
+    return np.exp(lse - np.where(top == -np.inf, 0, top)), top
+
+
+def infinite_weights(lse):
+    """-inf is no weight, +inf is one."""
+    top = lse.max(0)
+    return np.exp(lse - np.where(top == -np.inf, 0, top)), top
 
 
 def suffix_by_prefix_strides(out, s):
@@ -333,13 +341,20 @@ UNTURNED = (lambda p, q, at: p.turned(q, -at), lambda p, k, at, b: p.turned(k, -
 DENSE = ("absorbed:heads=3,nope=24,rope=8,value=16,rank=32,queries=3,cached=40",)
 TALL = ("paged:heads=16,row=20,value=12,scale=0.3,lens=40+9+70,block=16",)
 FAR = ("paged:heads=3,row=20,value=12,scale=30000,lens=1+1+2+1,block=4",)
-MERGED = ("merge:states=2,rows=5", "merge:states=2,rows=5,empty_lse=inf")
+MERGED = ("merge:states=3,rows=9,empty_lse=inf",)
+RIGHT = {
+    "paged": queries(lambda p, b, t, h: p.q[b, t, h]),
+    "absorbed": dense(),
+    "merge": merge(right_weights),
+    "append": append(lambda case, at: at),
+}
 PUBLIC = {
     "paiml/aprender#2753": Bug(
         "the correction e^(m_old - m_new) is 1 at every key: old and new maximum are one register",
         "missing rescale", streamed(never_corrected)),
     "1bit-MONSTER/1bit-MONSTER#495": Bug(
-        "the accumulator is divided by the running sum at every key", "wrong normalisation", streamed(divided_each_time)),
+        "the accumulator is divided by the running sum at every key", "wrong normalisation",
+        streamed(divided_each_time, lambda acc, l: acc)),
     "Dao-AILab/flash-attention#991": Bug(
         "line 10 of the paper's algorithm 1 as printed: acc divided by e^(m_old - m_new)",
         "wrong rescale", streamed(inverted_for_acc)),
@@ -365,7 +380,7 @@ PUBLIC = {
     "flashinfer-ai/flashinfer#5090": Bug("keys past the length are zeros in the last tile of 64, and count",
                                          "pad lanes in denominator", keys(zero_tail)),
     "hw-native-sys/simpler#72": Bug("the last page's scores are not masked", "length metadata", keys(whole_last_page)),
-    "tile-ai/tilelang#2010": Bug("every split takes the first floor(n / splits) keys (review)", "length metadata",
+    "tile-ai/tilelang#2010": Bug("every split takes the first floor(n / splits) keys (review)", "combine coverage",
                                  keys(first_prefix)),
     "flashinfer-ai/flashinfer#4059": Bug("packed q and out indexed with a padded number of tokens",
                                          "query row mapping", padded_tokens),
@@ -387,7 +402,7 @@ PUBLIC = {
     "NVIDIA/TensorRT-LLM#17110": Bug("rows of a verify step are written to the capture's blocks", "rows not written",
                                      keys(not_written)),
     "vllm-project/vllm#18807": Bug("merged rows stored packed in a padded buffer", "stride ignored", packed_out),
-    "kekzl/imp#352": Bug("registers of P in the wrong order: weights of rows g and g + 8 exchanged", "weights of another row",
+    "kekzl/imp#352": Bug("registers of P in the wrong order: weights of rows g and g + 8 exchanged", "",
                          fragments, TALL),
     "unslothai/unsloth-zoo#963": Bug("a padding mask takes the place of the causal one", "no causal bound",
                                      dense(mask=lambda i, j: j >= 0), DENSE),
@@ -396,8 +411,8 @@ PUBLIC = {
     "1bit-MONSTER/1bit-MONSTER#109": Bug(
         "weights [out, in] read as [in, out]", "upstream GEMM",
         dense(lambda w: w.reshape(len(w), w.shape[2], w.shape[1]).swapaxes(1, 2)), DENSE),
-    "vllm-project/vllm#15492": Bug("an empty state's lse of +inf is a weight: inf - inf", "0·NaN split",
-                                   merge(lambda lse, top: np.exp(lse - top)), MERGED),
+    "vllm-project/vllm#15492": Bug("an empty state's lse of +inf is a weight: inf - inf", "-inf merge",
+                                   merge(infinite_weights), MERGED),
     "local-inference-lab/vllm#17": Bug("states after the first read with the strides of the first", "",
                                        merge(right_weights, suffix_by_prefix_strides), MERGED),
     "vllm-project/vllm#54498": Bug("slots from positions that count an image's tokens less: 2 behind",

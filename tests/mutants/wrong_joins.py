@@ -213,8 +213,7 @@ def empty_as_nan(k, b, t, h):
 def empty_as_infinite(k, b, t, h):
     out, lse = Kernel.attend(k, b, t, h)
     s = States(k, b, t, h)
-    nan = s.full and len(s.full) < len(s.z)
-    return (np.full(k.V, math.nan), math.nan) if nan else (out, lse)
+    return (np.full(k.V, math.nan), math.nan) if len(s.full) < len(s.z) else (out, lse)
 
 
 def whole(k, b, t, h):

@@ -109,7 +109,7 @@ def empty_as_nan(m: Array, d: Array) -> Joined:
 def empty_as_infinite(m: Array, d: Array) -> Joined:
     """An empty part's lse of +inf is the maximum: inf - inf is its weight."""
     right = exact(m, d)
-    nan = np.where((d == 0).any(-1) & (d > 0).any(-1), np.nan, 1.0)
+    nan = np.where((d == 0).any(-1), np.nan, 1.0)
     return Joined(right.coef * nan[..., None], right.m, right.z * nan)
 
 

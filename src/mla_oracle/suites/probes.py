@@ -79,6 +79,7 @@ def _paged(block: int, most: int, row: int) -> Iterator[str]:
             yield f"block={P},lens={n}+{min(70, most - n)},inputs=peaked,unread=numbers"
     yield f"block={P},lens={lens(2 * P + 9, 40)},scale=20,dtype=f16,unread=numbers"
     yield f"block={P},lens={lens(P + 9, 40)},tokens=2,value={row},unread=numbers"
+    yield f"block={P},lens={lens(1, 1, 2, 1)},scale=30000,unread=numbers"
 
 
 def _within(wanted: tuple[int, ...], most: int) -> list[int]:
