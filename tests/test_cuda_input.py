@@ -50,7 +50,7 @@ BAD = {
     "dtype of out": ({"out": but(dtype=np.dtype(np.float16))}, "out is f16, expected f32"),
     "width of the cache": (
         {"kv_cache": but(shape=(5, 4, 5))},
-        "kv_cache is [5, 4, 5], expected rows of q's 6 elements, out's 4 or more",
+        "kv_cache is [5, 4, 5], expected rows of 6: q has 6 elements, out 4 at most that",
     ),
     "inner stride": (
         {"q": but(strides=(144, 72, 24, 8))},
