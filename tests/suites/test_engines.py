@@ -15,6 +15,7 @@ from mla_oracle.errors import InputError
 from mla_oracle.recipes import parse_id
 from mla_oracle.suites import Command, run_suite
 from mla_oracle.suites.engines import TAIL
+from mla_oracle.suites.workers import THREADS, workers
 
 ID = str(parse_id("paged:heads=2,row=12,value=8,scale=0.3,lens=5+3,block=4"))
 RIGHT = """
@@ -141,3 +142,21 @@ def test_a_run_that_is_ended_in_the_middle_leaves_nothing(tmp_path, number, jobs
         time.sleep(0.1)
     assert list((tmp_path / "tmp").iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pids", "tmp"]
+
+
+def test_workers_share_the_cores_and_commands_are_not_told(monkeypatch):
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(6))
+    with workers(2) as pool, pool() as executor:
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+        told = executor.submit(subprocess.check_output, [sys.executable, "-c", SAY], text=True).result()
+    assert told == "[None, None, None]\n"
+    assert not any(name in os.environ for name in THREADS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    with workers(2) as pool, pool() as executor:
+        told = executor.submit(subprocess.check_output, [sys.executable, "-c", SAY], text=True).result()
+    assert told == "[None, '5', None]\n"
+
+
+SAY = f"import os; print([os.environ.get(name) for name in {THREADS}])"

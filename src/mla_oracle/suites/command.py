@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from ..errors import InputError
@@ -17,7 +16,7 @@ from .outcome import Outcome, Report
 from .page import page
 from .probes import KINDS, probes
 from .run import run_suite
-from .workers import stop, workers
+from .workers import workers
 
 JSON = dict[str, Any]
 Say = Callable[[str], None]
@@ -152,11 +151,8 @@ def run_command(
         suspected = f", {outcome.suspected}" if outcome.suspected else ""
         say(f"[{done}/{total}] {outcome.verdict}: {outcome.case}{suspected}")
 
-    try:
-        report = run_suite(cases, engine, partial(workers, jobs), numerics=numerics, progress=progress)
-    except BaseException:
-        stop()
-        raise
+    with workers(jobs) as pool:
+        report = run_suite(cases, engine, pool, numerics=numerics, progress=progress)
     for text in report.table().splitlines():
         say(text)
     unwritten = []
