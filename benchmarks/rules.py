@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many wrong kernels eight published acceptance rules let through: python benchmarks/rules.py [--json FILE]
 
-Every mutant of unsharded paged decode, with the roundings of an honest kernel on top, meets each rule on that rule's own
-usual inputs (usual.py): a rule lets a mutant through if it accepts it on all of them, or if none has what the mutant
-needs to differ. Beside it stands what the budget says on the same inputs, and what a suite of `mla-oracle suite` does.
-Prints the table that stands in the README, from FILE alone with --print. A few minutes of one core.
+Every mutant of unsharded paged decode, with the roundings of an honest kernel on top, meets each rule on that rule's
+own usual inputs (usual.py): a rule lets a mutant through if it accepts it on all of them, or if none of them has what
+the mutant needs to differ. Beside it stands what the budget says on the same inputs, and what a suite of `mla-oracle
+suite` does.
+Prints the table that stands in the README, from FILE alone with --print. A minute or two of one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,11 +43,14 @@ class Judge:
         self.truth = expected(setting.case, precision="f64")
         self.kinds = {"out": setting.out, "lse": "f32"}
         self.suspects = Suspects(setting.case, self.truth)
-        self.measure = Measure(setting.case, self.truth, self.kinds)
         numerics = infer(setting.case, self.kinds)
         honest = budget.emulate(setting.case, numerics, np.random.default_rng(1))
         with np.errstate(invalid="ignore"):
             self.noise = {n: np.where(np.isfinite(x - self.truth[n]), x - self.truth[n], 0) for n, x in honest.items()}
+
+    @functools.cached_property
+    def measure(self) -> Measure:
+        return Measure(self.setting.case, self.truth, self.kinds)
 
     def stored(self, results: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What a kernel stores that computes `results`; whole numbers are of rows that it does not compute."""
@@ -67,21 +71,22 @@ class Judge:
         return max(float(self.measure.units(n, x, self.truth[n]).max(initial=0)) for n, x in actual.items())
 
 
-def figures(rule: str, mutants: tuple[Mutant, ...]) -> tuple[Figures, Figures]:
-    """What the rule and what the budget say of each mutant, the worst over the rule's usual cases."""
-    of_rule: Figures = dict.fromkeys((mutant.name for mutant in mutants), None)
-    of_budget = dict(of_rule)
+def figures(
+    rule: str, mutants: tuple[Mutant, ...], judges: tuple[str, ...] = ("figures", "budget")
+) -> dict[str, Figures]:
+    """What the rule ("figures") and the budget say of each mutant, the worst over the rule's usual cases."""
+    found: dict[str, Figures] = {name: dict.fromkeys((m.name for m in mutants), None) for name in judges}
     for setting in USUAL[rule].settings():
         judge = Judge(rule, setting)
+        says = {"figures": judge.of_rule, "budget": judge.of_budget}
         right = judge.stored(judge.truth)
-        assert judge.of_rule(right) <= 1 and judge.of_budget(right) <= 1, (rule, judge.of_rule(right))
-        for mutant in mutants:
-            if judge.suspects.applies(mutant):
-                actual = judge.stored(judge.suspects.results(mutant))
-                for found, says in ((of_rule, judge.of_rule), (of_budget, judge.of_budget)):
-                    found[mutant.name] = max(found[mutant.name] or 0.0, says(actual))
-        judge.suspects = None
-    return of_rule, of_budget
+        for name in judges:
+            assert says[name](right) <= 1, f"{rule}: {name} rejects a right kernel: {says[name](right)}"
+        for mutant in filter(judge.suspects.applies, mutants):
+            actual = judge.stored(judge.suspects.results(mutant))
+            for name in judges:
+                found[name][mutant.name] = max(found[name][mutant.name] or 0.0, says[name](actual))
+    return found
 
 
 def measured(say: Any) -> dict[str, Any]:
@@ -94,8 +99,7 @@ def measured(say: Any) -> dict[str, Any]:
     say(f"suite: {len(suite.cases)} cases see {len(seen)} of {len(names)} mutants")
     found: dict[str, Any] = {"mutants": names, "suite": {"cases": suite.cases, "unseen": suite.unseen}, "rules": {}}
     for rule in USUAL:
-        of_rule, of_budget = figures(rule, tuple(mutant for mutant in bank() if mutant.name in names))
-        found["rules"][rule] = {"figures": of_rule, "budget": of_budget}
+        found["rules"][rule] = figures(rule, tuple(mutant for mutant in bank() if mutant.name in names))
         say(f"{rule}: {counts(found, rule)}")
     return found
 
@@ -123,15 +127,29 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"| the budget | a suite of {len(suite['cases'])} cases | **{unseen}** | {unseen} | 0 | {unseen} |"
 
 
-def plain(x: Any) -> Any:
-    """Figures of three digits; JSON has no infinity."""
-    if isinstance(x, Mapping):
-        return {key: plain(value) for key, value in x.items()}
-    return ("inf" if math.isinf(x) else float(f"{x:.3g}")) if isinstance(x, float) else x
+def write(found: Mapping[str, Any], path: Path) -> None:
+    """Figures in the order of the mutants."""
+    short = {
+        rule: {name: [_short(x) for x in of.values()] for name, of in both.items()}
+        for rule, both in found["rules"].items()
+    }
+    lines = json.dumps({**found, "rules": short}).replace("], ", "],\n").replace("}, ", "},\n")
+    path.write_text(lines + "\n")
+
+
+def _short(x: float | None) -> float | None:
+    """Two digits, on the same side of 1; at most 1e9, as JSON has no infinity."""
+    if x is None:
+        return None
+    return max(float(f"{min(x, 1e9):.2g}"), 1.1 if x > 1 else 0.0)
 
 
 def read(path: Path = COMMITTED) -> dict[str, Any]:
-    return json.loads(path.read_text(), object_hook=lambda d: {k: math.inf if v == "inf" else v for k, v in d.items()})
+    found: dict[str, Any] = json.loads(path.read_text())
+    names = found["mutants"]
+    for both in found["rules"].values():
+        both.update({name: dict(zip(names, of, strict=True)) for name, of in both.items()})
+    return found
 
 
 def main() -> None:
@@ -142,7 +160,7 @@ def main() -> None:
     assert set(USUAL) == set(RULES)
     if not args.print:
         found = measured(lambda line: print(line, file=sys.stderr, flush=True))
-        args.json.write_text(json.dumps(plain(found), indent=0) + "\n")
+        write(found, args.json)
     print("\n".join(table(read(args.json))))
 
 
