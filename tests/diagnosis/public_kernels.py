@@ -4,9 +4,8 @@
     PUBLIC["owner/repository#number"] = Bug(what was computed, its class, the kernel)
 
 Causes are those that the threads state; (review) was found before it was merged. A kernel takes a case and gives its
-results. Those of paged cases are `each(row)`: row(p, b, t, h) is out and lse of one
-query row, of `Paged`, which knows where rows lie and rotates rope elements (pairs, base 10000). `cases` names what a bug
-needs beyond the suite: heads, or scores, that it does not have.
+results. Those of paged cases are `each(row)`: row(p, b, t, h) is out and lse of one query row, of `Paged`, which knows
+where rows lie and rotates rope elements (pairs, base 10000). `cases` names what a bug needs that the suite has not.
 """
 
 import math
@@ -110,51 +109,51 @@ def both(query, key):
     return each(row)
 
 
-def streamed(step, end=lambda acc, l: acc / l):
-    """One key at a time: (m, l, acc) <- step(m, l, acc, s, v)."""
+def streamed(step, end=lambda acc, z: acc / z):
+    """One key at a time: (m, z, acc) <- step(m, z, acc, s, v)."""
 
     def row(p, b, t, h):
         k = p.rows(b)[: p.seen(b, t)]
         if not len(k):
             return np.zeros(p.V), p.case.empty_lse
-        m, l, acc = -math.inf, 0.0, np.zeros(p.V)
+        m, z, acc = -math.inf, 0.0, np.zeros(p.V)
         for s, v in zip(k @ p.q[b, t, h] * p.scale, k[:, : p.V], strict=True):
-            m, l, acc = step(m, l, acc, s, v)
-        return end(acc, l), p.lse(m + math.log(l))
+            m, z, acc = step(m, z, acc, s, v)
+        return end(acc, z), p.lse(m + math.log(z))
 
     return each(row)
 
 
-def never_corrected(m, l, acc, s, v):
+def never_corrected(m, z, acc, s, v):
     top = max(m, s)
     w = math.exp(s - top)
-    return top, l + w, acc + w * v
+    return top, z + w, acc + w * v
 
 
-def divided_each_time(m, l, acc, s, v):
+def divided_each_time(m, z, acc, s, v):
     top = max(m, s)
     old, w = math.exp(m - top), math.exp(s - top)
-    total = l * old + w
+    total = z * old + w
     return top, total, (acc * old + w * v) / total
 
 
-def inverted_for_acc(m, l, acc, s, v):
+def inverted_for_acc(m, z, acc, s, v):
     top = max(m, s)
     old, w = math.exp(m - top), math.exp(s - top)
-    return top, l * old + w, (acc / old if l else acc) + w * v
+    return top, z * old + w, (acc / old if z else acc) + w * v
 
 
 def tiles_of_four(p, b, t, h):
     """Maxima that are scaled, scaled once more where the state is corrected."""
     k = p.rows(b)[: p.seen(b, t)]
-    m, l, acc = -math.inf, 0.0, np.zeros(p.V)
+    m, z, acc = -math.inf, 0.0, np.zeros(p.V)
     for first in range(0, len(k), p.block):
         s = k[first : first + p.block] @ p.q[b, t, h] * p.scale
         top = max(m, s.max())
-        old = math.exp((m - top) * p.scale) if l else 0.0
+        old = math.exp((m - top) * p.scale) if z else 0.0
         w = np.exp(s - top)
-        m, l, acc = top, l * old + w.sum(), acc * old + w @ k[first : first + p.block, : p.V]
-    return (acc / l, p.lse(m + math.log(l))) if l else (np.zeros(p.V), p.case.empty_lse)
+        m, z, acc = top, z * old + w.sum(), acc * old + w @ k[first : first + p.block, : p.V]
+    return (acc / z, p.lse(m + math.log(z))) if z else (np.zeros(p.V), p.case.empty_lse)
 
 
 def from_minus_50000(p, b, t, h):
@@ -284,7 +283,7 @@ def unscaled_rows(w):
 
 
 def merge(weights, rows=lambda out, s: out[s]):
-    """out = sum_s w_s rows(out, s) / sum w with w of weights(natural lse), (w, top) [S, ...]; no weight, not touched."""
+    """out = sum_s w_s rows(out, s) / sum w, (w, top) = weights(natural lse); a state without weight is not touched."""
 
     def run(case):
         out, lse = case.partial_out.astype(np.float64), case.partial_lse.astype(np.float64)
@@ -354,7 +353,7 @@ PUBLIC = {
         "missing rescale", streamed(never_corrected)),
     "1bit-MONSTER/1bit-MONSTER#495": Bug(
         "the accumulator is divided by the running sum at every key", "wrong normalisation",
-        streamed(divided_each_time, lambda acc, l: acc)),
+        streamed(divided_each_time, lambda acc, z: acc)),
     "Dao-AILab/flash-attention#991": Bug(
         "line 10 of the paper's algorithm 1 as printed: acc divided by e^(m_old - m_new)",
         "wrong rescale", streamed(inverted_for_acc)),

@@ -57,7 +57,7 @@ SCALAR = {
     "top-left causal": ("causal bound", (BOUND, "return causal ? min(seq_lens[b], t + 1) : seq_lens[b];")),
     "the length of request 0": ("length metadata", (BOUND, "return causal ? seq_lens[0] - T + t + 1 : seq_lens[b];")),
     "no tail mask": ("length metadata", ("int n = min(TILE, end - first);", "int n = TILE;")),
-    "pad lanes counted": ("pad lanes in denominator", ("lane < n ? score[lane] : -INF;", "lane < n ? score[lane] : 0;")),
+    "pad lanes counted": ("pad lanes in denominator", ("? score[lane] : -INF;", "? score[lane] : 0;")),
     "the last key of a tile lost": ("key lost or repeated", ("min(TILE, end - first)", "min(TILE - 1, end - first)")),
     "acc not rescaled": ("missing rescale", ("float sum = acc[d] * rescale;", "float sum = acc[d];")),
     "l not rescaled": ("missing rescale", ("l = l * rescale + warp_sum(p);", "l = l + warp_sum(p);")),
@@ -151,14 +151,14 @@ TENSOR = {
     "t of a row as if rows were [H, T]": ("causal bound", ("half + lane / 4) / p.H;", "half + lane / 4) % p.H;")),
     "the bound of the upper rows for the lower": ("causal bound", ("16 * i + 8 * half + lane / 4) / p.H;",
                                                                "16 * i + lane / 4) / p.H;")),
-    "rope columns left out": ("rope not in the score", ("chunk < D / PER_CHUNK; chunk += 2", "chunk < V / 8; chunk += 2")),
+    "rope columns left out": ("rope not in the score", ("< D / PER_CHUNK; chunk += 2", "< V / 8; chunk += 2")),
     "acc not rescaled": ("missing rescale", ("acc[i][c][n][e] *= e < 2 ? upper : lower;", ";")),
     "l not rescaled": ("missing rescale", ("l[i][half] *= rescale;", ";")),
-    "l of one warp": ("wrong normalisation", ("for (int w = 0; w < KEY_WARPS; w++) sum +=", "for (int w = 0; w < 1; w++) sum +=")),
+    "l of one warp": ("wrong normalisation", ("w < KEY_WARPS; w++) sum +=", "w < 1; w++) sum +=")),
     "l of half the lanes": ("wrong normalisation", ("sum += __shfl_xor_sync(~0u, sum, 2);", ";")),
     "V a step of columns on": ("wrong V slice", (COLUMNS, "column / PER_CHUNK + 2 + lane / 16));")),
     "V's eights of columns exchanged": ("output permutation", (COLUMNS, "column / PER_CHUNK + 1 - lane / 16));")),
-    "weights of pairs exchanged": ("value rows permuted", ("pack(weight[0], weight[1], S", "pack(weight[1], weight[0], S")),
+    "weights of pairs exchanged": ("value rows permuted", ("(weight[0], weight[1], S", "(weight[1], weight[0], S")),
     "the first tile twice": ("stale tile", (NEXT, "find_rows(p, b, begin, end, begins);")),
     "a split's last key lost": ("key lost or repeated", ("min(keys, last - begin)", "min(keys - 1, last - begin)")),
     "the table of request 0": ("table row mapping", ("b * p.table_request + j", "0 * p.table_request + j")),
@@ -211,7 +211,7 @@ FORMS = {
         "the row before": ("writer corruption", ("c_kv[t *", "c_kv[(t + gridDim.x - 1) % gridDim.x *"),
                            ("k_pe[t *", "k_pe[(t + gridDim.x - 1) % gridDim.x *")),
         "rope of row 0": ("writer corruption", ("k_pe[t *", "k_pe[0 *")),
-        "rope first": ("writer corruption", ("row[l] = c_kv", "row[R + l] = c_kv"), ("row[L + p] = k_pe", "row[p] = k_pe")),
+        "rope first": ("writer corruption", ("row[l] = c_kv", "row[R + l] = c_kv"), ("row[L + p] =", "row[p] =")),
         "slot -1 is slot 0": ("writer corruption", ("if (slot < 0) return;", "if (slot < 0) slot = 0;")),
     }),
 }  # fmt: skip
@@ -299,12 +299,12 @@ def test_a_bug_in_another_kernel_is_named(form, bug, monkeypatch):
 
 
 NEAREST = {
-    "V of the next row of the tile": ("scalar", "value row off by one", (VALUE, "load(kv_cache + key[(k + 1) % n] + d)")),
+    "V of the next row of the tile": ("scalar", "value row off by one", ("key[k] + d", "key[(k + 1) % n] + d")),
     "rescale of rows exchanged": ("tensor", "missing rescale", ("e < 2 ? upper : lower", "e < 2 ? lower : upper")),
     "the maximum of one warp": (
         "tensor",
         "missing rescale",
-        ("w++) m_new = fmaxf(m_new, shared.of_warp[w][row]);", "w++) m_new = fmaxf(m_new, shared.of_warp[key_warp][row]);"),
+        ("m_new = fmaxf(m_new, shared.of_warp[w][row]);", "m_new = fmaxf(m_new, shared.of_warp[key_warp][row]);"),
     ),
 }
 
@@ -322,7 +322,7 @@ HONEST = {
     "the mean for the maximum": ("scalar", ("float m_new = fmaxf(m, warp_max(s));",
                                             "float m_new = m == -INF ? warp_sum(lane < n ? s : 0) / n : m;")),
     "P rounded to bf16 before it is summed": (
-        "tensor", ("l[i][half] += weight[e];", f"float x = weight[e]; weight[e] = {ROUNDED}; l[i][half] += weight[e];")),
+        "tensor", ("l[i][half] += weight[e];", f"{{ float x = weight[e]; l[i][half] += weight[e] = {ROUNDED}; }}")),
     "tiles from the last to the first": ("scalar", ("int j = first + k;", "int j = begin + end - 1 - first - k;")),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from . import made
 from .curves import curves
 from .samples import NAMES, Sample, samples
 from .score import WITHIN, Evidence
-from .sources import NEAR, matches
+from .sources import matches, permutation
 
 FITTED = 1e8  # multiply-adds of a dense case whose temperature is fitted
 ROLLED = 16  # rows that a shift of the columns is looked for in
@@ -212,16 +212,6 @@ def moved(evidence: Evidence) -> Iterator[Mutant]:
     if found is not None and found.rule and found.wrong <= len(found.to) + 2:
         yield made.rows_moved(found.to, found.source, found.rule, ("out",))
         yield made.rows_moved(found.to, found.source, found.rule, ("out", "lse"))
-
-
-def permutation(g: Array, w: Array) -> Array | None:
-    """Which column of w [R, V] each column of g is, where they are all there and not in their places."""
-    size = np.square(w).sum(0)
-    square = size - 2 * g.T @ w + np.square(g).sum(0)[:, None]  # [V, V]
-    order: Array = square.argmin(1)
-    close = square[np.arange(len(order)), order] <= NEAR**2 * size[order]
-    moved = (order != np.arange(len(order))).any()
-    return order if moved and close.all() and len(np.unique(order)) == len(order) else None
 
 
 def factors(evidence: Evidence, mutant: Mutant | None = None) -> Iterator[Mutant]:

@@ -146,9 +146,9 @@ def restricted(evidence: Evidence, fit: Fit) -> Fit:
             wrong |= (evidence.error[name] > 1).reshape(shape)
     for axes in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
         other = tuple(i for i in range(3) if i not in axes)
-        hit, miss = wrong.any(other), absent.any(other)
+        hit, miss = np.asarray(wrong.any(other)), np.asarray(absent.any(other))
         if not (hit & miss).any():
-            places = [_place(axis, np.unique(at), requests) for axis, at in zip(axes, hit.nonzero(), strict=True)]
+            places = [_place(axis, np.unique(at), requests) for axis, at in zip(axes, np.nonzero(hit), strict=True)]
             rows = {name: where.reshape(evidence.error[name].shape) for name, where in fit.absent.items()}
             share, distance = fit.explained - RESTRICTION * len(axes), evidence.distance(fit.mutant, rows)
             return replace(fit, share=share, distance=distance, where=f"in {' of '.join(reversed(places))} only")

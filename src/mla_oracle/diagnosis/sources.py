@@ -58,6 +58,16 @@ def sources(g: Array, w: Array, bad: Array) -> Iterator[Any]:
         yield Fact("rows of another place", text, {"share": float(f"{share:.3g}"), "rule": found.rule})
 
 
+def permutation(g: Array, w: Array) -> Array | None:
+    """Which column of w [R, V] each column of g is, where they are all there and not in their places."""
+    size = np.square(w).sum(0)
+    square = size - 2 * g.T @ w + np.square(g).sum(0)[:, None]  # [V, V]
+    order: Array = square.argmin(1)
+    close = square[np.arange(len(order)), order] <= NEAR**2 * size[order]
+    moved = (order != np.arange(len(order))).any()
+    return order if moved and close.all() and len(np.unique(order)) == len(order) else None
+
+
 def _rule(name: str, to: Array, source: Array) -> str:
     """In words what most rows have in common; rows that are alike may have been taken for one another."""
     step = source - to

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..arrays import Array
 from ..cases import AppendCase
 from ..mutants import Mutant
 from ..mutants.append import FAMILY, write
@@ -18,7 +19,7 @@ MOST = 0.8  # of the rows that were found
 def shifted(by: int) -> Mutant:
     """Row i at its slot + by."""
 
-    def act(case: AppendCase) -> np.ndarray:
+    def act(case: AppendCase) -> Array:
         return write(case, np.where(case.slot_mapping < 0, -1, case.slot_mapping + by))
 
     return Mutant(
@@ -40,8 +41,8 @@ def found(evidence: Evidence) -> Iterator[Mutant]:
     flat = evidence.actual["kv_cache"].reshape(-1, rows.shape[-1]).astype(np.float64)
     steps = []
     for row, slot in zip(rows, slots, strict=True):
-        at = np.flatnonzero((flat == row).all(-1)) if slot >= 0 else ()
-        steps += [int(at[0]) - int(slot)] if len(at) == 1 else []
+        at = np.flatnonzero((flat == row).all(-1))
+        steps += [int(at[0]) - int(slot)] if slot >= 0 and len(at) == 1 else []
     if steps:
         values, counts = np.unique(steps, return_counts=True)
         if (by := int(values[counts.argmax()])) and counts.max() >= MOST * len(steps):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -78,7 +77,7 @@ MISSING, WRONG = "missing rescale", "wrong rescale"
 MUTANTS = (
     _mutant("acc-not-rescaled", MISSING, "o = sum acc_i / sum l_i e^(m_i - M)", rescaled(unscaled, same)),
     _mutant("sum-not-rescaled", MISSING, "o = sum acc_i e^(m_i - M) / sum l_i", rescaled(same, unscaled)),
-    _mutant("nothing-rescaled", MISSING, "o = sum acc_i / sum l_i, lse = M + log sum l_i", rescaled(unscaled, unscaled)),
+    _mutant("nothing-rescaled", MISSING, "o = sum acc_i / sum l_i, M in the lse", rescaled(unscaled, unscaled)),
     _mutant("rescaled-base-2", BASE, "acc_i and l_i times 2^(m_i - M), m_i natural", rescaled(base_2, base_2)),
     _mutant("acc-base-2", WRONG, "acc_i times 2^(m_i - M), l_i times e^(m_i - M)", rescaled(base_2, same)),
     _mutant("sum-base-2", WRONG, "l_i times 2^(m_i - M), acc_i times e^(m_i - M)", rescaled(same, base_2)),

@@ -62,15 +62,17 @@ def behind(tile: int, split: int | None = None) -> Mutant:
             plan, address=lambda own, j: inner(own, np.where((j if split is None else j % split) < tile, j, j - tile))
         )
 
-    where = "" if split is None else f" mod {split}"
+    name, formula = f"key.tile-behind-{tile}", f"key and value j <- j - {tile}, for j"
+    if split is None:
+        return _mutant(name, "stale tile", f"{formula} >= {tile}", longer_than(tile), edit=edit, tile=tile)
     return _mutant(
-        f"key.tile-behind-{tile}" + ("" if split is None else f"-of-{split}"),
+        f"{name}-of-{split}",
         "stale tile",
-        f"key and value j <- j - {tile}, for j{where} >= {tile}",
+        f"{formula} mod {split} >= {tile}",
         longer_than(tile),
         edit=edit,
         tile=tile,
-        **({} if split is None else {"split": split}),
+        split=split,
     )
 
 

@@ -107,7 +107,7 @@ MUTANTS = (
         "padded-tokens",
         "row i of q and out is token i mod T' of request i // T', T' = T up to a power of two",
         "flashinfer-ai/flashinfer#4059",
-        Need("query tokens that are no power of two", lambda p: p.T != padded_tokens(p)),
+        Need("query tokens that are no power of two", lambda p: padded_tokens(p) != p.T),
         one_key,
         paged,
         unsharded,

@@ -53,27 +53,23 @@ def _own_maximum(m: Array, d: Array) -> Joined:
 
 def not_joined(what: str, width: int = 8, warps: int = 2) -> Mutant:
     """`what` of "sum" and "maximum" is left as each warp has it."""
-    name = f"{what}-not-joined" + ("" if (width, warps) == (8, 2) else f"-{width}x{warps}")
-    parameters = {"width": width, "warps": warps}
-    if what == "sum":
-        words = "l of the keys of warp 0 alone"
-        return _mutant(
-            name,
-            "wrong normalisation",
-            words if (width, warps) == (8, 2) else f"{words}, {warps} warps of {width} keys in turn",
-            longer_than(width),
-            edit=shared(_own_sum, width, warps),
-            **parameters,
-        )
-    words = "each warp by its own maximum, l and acc added"
+    usual = (width, warps) == (8, 2)
+    family, words, join = _NOT_JOINED[what]
     return _mutant(
-        name,
-        "missing rescale",
-        words if (width, warps) == (8, 2) else f"{words}, {warps} warps of {width} keys in turn",
+        f"{what}-not-joined" + ("" if usual else f"-{width}x{warps}"),
+        family,
+        words if usual else f"{words}, {warps} warps of {width} keys in turn",
         longer_than(width),
-        edit=shared(_own_maximum, width, warps),
-        **parameters,
+        edit=shared(join, width, warps),
+        width=width,
+        warps=warps,
     )
+
+
+_NOT_JOINED = {
+    "sum": ("wrong normalisation", "l of the keys of warp 0 alone", _own_sum),
+    "maximum": ("missing rescale", "each warp by its own maximum, l and acc added", _own_maximum),
+}
 
 
 def _half_rescaled(problem: Problem, results: Results) -> Results:
