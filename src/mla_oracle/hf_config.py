@@ -71,12 +71,7 @@ ROPE_KEYS = (
 
 def read_geometry(config: str | PathLike[str] | Mapping[str, Any]) -> Geometry:
     """See `Geometry.from_hf_config`."""
-    content = Section(config if isinstance(config, Mapping) else _load(config))
-    if content.given("text_config"):
-        text = content["text_config"].value
-        if not isinstance(text, Mapping):
-            raise InputError(f"text_config is {show(text)}, expected an object")
-        content = Section(text, "text_config.")
+    content = text_section(config if isinstance(config, Mapping) else load(config))
     name, model_type = content.take("model_type").name, content["model_type"].value
     if not isinstance(model_type, str):
         raise InputError(f"{name} is {show(model_type)}, expected a string")
@@ -117,7 +112,19 @@ def read_geometry(config: str | PathLike[str] | Mapping[str, Any]) -> Geometry:
     return Geometry(**sizes, **scales, **rope, hidden_size=hidden_size, q_lora_rank=q_lora_rank)
 
 
-def _load(config: str | PathLike[str]) -> Mapping[str, Any]:
+def text_section(config: Mapping[str, Any]) -> Section:
+    """The text model of a config: what is nested in `text_config`, or the whole."""
+    content = Section(config)
+    if not content.given("text_config"):
+        return content
+    text = content["text_config"].value
+    if not isinstance(text, Mapping):
+        raise InputError(f"text_config is {show(text)}, expected an object")
+    return Section(text, "text_config.")
+
+
+def load(config: str | PathLike[str]) -> Mapping[str, Any]:
+    """The content of a config.json: its path, or its folder. Raises InputError."""
     try:
         path = Path(config)
         path = path / "config.json" if path.is_dir() else path

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,10 +43,13 @@ class Manifest:
     tol: dict[str, float]  # atol, rtol
 
 
-def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def read_tensors(
+    path: Path, *, wanted: Callable[[str], bool] | None = None
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """The tensors of a safetensors file, in the order of its header, and its metadata.
 
-    The tensors are read-only views of one buffer; one that lies unaligned in the file is a read-only copy.
+    The tensors are read-only views of one buffer; one that lies unaligned in the file is a read-only copy. Of those
+    whose names are not `wanted`, nothing but the header is read.
     """
     with naming(path, "read"), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -59,8 +62,15 @@ def read_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         header = json_object(read_bytes(file, length).tobytes(), "header")
         metadata = _metadata(header.pop("__metadata__", {}))
         entries = _entries(header, size - 8 - length)
-        data = read_bytes(file, size - 8 - length)
-        tensors = {name: _tensor(name, entry, data) for name, entry in entries.items()}
+        if wanted is None:
+            data = read_bytes(file, size - 8 - length)
+            return {name: _tensor(name, entry, data) for name, entry in entries.items()}, metadata
+        tensors = {}
+        for name, entry in entries.items():
+            if wanted(name):
+                file.seek(8 + length + entry.begin)
+                data = read_bytes(file, entry.end - entry.begin)
+                tensors[name] = _tensor(name, entry._replace(begin=0, end=len(data)), data)
     return tensors, metadata
 
 

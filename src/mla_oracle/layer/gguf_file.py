@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer's weights in a GGUF file, through the package gguf, and its dequantisation where they are quantised.
+
+    blk.N.attn_q_a, attn_q_a_norm, attn_q_b or attn_q, attn_kv_a_mqa, attn_kv_a_norm, attn_output
+    blk.N.attn_kv_b                      as in Hugging Face, or split:
+    blk.N.attn_k_b   ne {P, L, H}        the transpose of w_uk within each head
+    blk.N.attn_v_b   ne {L, V, H}        w_uv
+    blk.N.indexer.attn_q_b, attn_k, k_norm (and its bias), proj
+
+ne lists axes innermost first: the package hands a tensor over with its axes in numpy's order. Names: gguf 0.19,
+constants.py; the split: llama.cpp, convert_hf_to_gguf.py, class DeepseekV2Model. A file that has both the whole and its
+parts must have them alike. Rows of rope are as in Hugging Face: llama.cpp rotates adjacent pairs in these models.
+"""
+
+from __future__ import annotations
+
+import os
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Array
+from ..errors import InputError, MissingError, UnsupportedError
+from .config import LayerConfig
+from .weights import Weights, check_weights
+
+NAMES = {
+    "attn_q": "q_proj",
+    "attn_q_a": "q_a_proj",
+    "attn_q_a_norm": "q_a_layernorm",
+    "attn_q_b": "q_b_proj",
+    "attn_kv_a_mqa": "kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "kv_a_layernorm",
+    "attn_kv_b": "kv_b_proj",
+    "attn_output": "o_proj",
+    "indexer.attn_q_b": "indexer.wq_b",
+    "indexer.attn_k": "indexer.wk",
+    "indexer.k_norm": "indexer.k_norm",
+    "indexer.proj": "indexer.weights_proj",
+}
+SPLIT = {"attn_k_b": "w_uk", "attn_v_b": "w_uv"}
+# Of a block, but not of its attention.
+OTHERS = ("attn_norm", "ffn_", "exp_probs_b", "post_attention", "post_ffw", "nextn", "layer_output")
+ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "glm4_moe_lite", "minicpm3", "kimi-linear", "glm5-next", "mistral4")
+
+
+def read_gguf(path: str | PathLike[str], config: LayerConfig, layer: int) -> Weights:
+    """The weights of block `layer`. Raises InputError, UnsupportedError for an unknown architecture, MissingError."""
+    reader = _open(os.fspath(path))
+    architecture = _field(reader, "general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedError(f"general.architecture is {architecture!r}, expected {', '.join(ARCHITECTURES)}")
+    heads = _field(reader, f"{architecture}.attention.head_count")
+    if heads is not None and heads != config.geometry.num_heads:
+        raise InputError(
+            f"{architecture}.attention.head_count is {heads}, expected {config.geometry.num_heads}: the config has them"
+        )
+    prefix = f"blk.{layer}."
+    arrays: dict[str, Array] = {}
+    names = {key: f"{prefix}{name}.weight" for name, key in (NAMES | SPLIT).items()}
+    names["indexer.k_norm.bias"] = f"{prefix}indexer.k_norm.bias"
+    keys = {name: key for key, name in names.items()}
+    for tensor in reader.tensors:
+        if not tensor.name.startswith(prefix) or tensor.name[len(prefix) :].startswith(OTHERS):
+            continue
+        key = keys.get(tensor.name, tensor.name)
+        names.setdefault(key, tensor.name)
+        array = _dequantised(tensor)
+        if key == "w_uk":
+            _check_key_part(tensor.name, array, config)
+            array = array.swapaxes(1, 2)
+        arrays[key] = array
+    if not arrays:
+        raise InputError(f"{os.fspath(path)} holds no tensor {prefix}attn_*, expected a layer's weights")
+    if "kv_b_proj" in arrays and not arrays.keys().isdisjoint(SPLIT.values()):
+        parts = {key: arrays.pop(key) for key in SPLIT.values() if key in arrays}
+        whole = check_weights(arrays, config, names=names)
+        for key, part in parts.items():
+            if part.shape != whole[key].shape or not np.array_equal(part, whole[key]):
+                raise InputError(f"{names[key]} is {list(part.shape)} and not the part of {names['kv_b_proj']}")
+        return whole
+    return check_weights(arrays, config, names=names)
+
+
+def _check_key_part(name: str, array: Array, config: LayerConfig) -> None:
+    g = config.geometry
+    wanted = [g.num_heads, g.kv_lora_rank, g.qk_nope_head_dim]
+    if list(array.shape) == wanted:
+        return
+    why = ""
+    if array.ndim == 3 and list(array.shape) == [wanted[0], wanted[2], wanted[1]]:
+        why = ": it is transposed within each head"
+    elif array.ndim == 3 and list(array.shape[1:]) == wanted[1:]:
+        why = f": {len(array)} heads where the config has {g.num_heads}"
+    raise InputError(f"{name} is {list(array.shape)}, expected {wanted}{why}")
+
+
+def _dequantised(tensor: Any) -> Array:
+    """f64, f32 and f16 as they are; others in f32. [outermost axis, ..., innermost axis]"""
+    from gguf import GGMLQuantizationType as Kind
+    from gguf import dequantize
+
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    if tensor.tensor_type in (Kind.F32, Kind.F16, Kind.F64):
+        return np.array(tensor.data).reshape(shape)
+    try:
+        return np.asarray(dequantize(tensor.data, tensor.tensor_type)).reshape(shape)
+    except NotImplementedError:
+        raise UnsupportedError(f"{tensor.name} is {tensor.tensor_type.name}, which gguf cannot dequantise") from None
+
+
+def _field(reader: Any, key: str) -> Any:
+    field = reader.get_field(key)
+    return None if field is None else field.contents()
+
+
+def _open(path: str) -> Any:
+    try:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+    except ImportError:
+        raise MissingError("a GGUF file needs the package gguf: pip install 'mla-oracle[gguf]'") from None
+
+    class Reader(GGUFReader):  # type: ignore[misc]
+        """Says which tensor a truncated file lacks, where the package would fail to shape it."""
+
+        def _build_tensors(self, start_offs: int, fields: Any) -> None:
+            for field in fields:
+                _, name, _, dims, kind, offset = field.parts
+                block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
+                count = int(np.prod(dims, dtype=np.int64)) * size // block
+                begin = int(start_offs) + int(offset[0])
+                if begin + count > len(self.data):
+                    shape = [int(n) for n in reversed(dims)]
+                    raise InputError(
+                        f"{path}: {bytes(name).decode(errors='replace')} {shape} is {count} bytes from byte {begin} on,"
+                        f" and the file has {max(len(self.data) - begin, 0)} of them: it is truncated"
+                    )
+            super()._build_tensors(start_offs, fields)
+
+    try:
+        if os.path.getsize(path) < 24:
+            raise InputError(f"{path} has {os.path.getsize(path)} bytes, expected a GGUF file's 24 or more")
+        return Reader(path)
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except Exception as error:  # the package checks little before it reads
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} is not a whole GGUF file: {said}") from None

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One attention layer, stage by stage: hidden states [T, C] of one sequence's last T tokens -> its output [T, C].
+
+    values = run(config, weights, inputs)              every stage in f64; precision="f32", form="absorbed", ...
+    values["c_kv"], values["out"]                      the names and axes are those of STAGES
+
+S rows were cached before, N = S + T; H heads; P, R, V, L, Q = q_lora_rank and C = hidden_size as in Geometry; n and d
+are the heads of the indexer and their size. A stage is computed from those before it: to add one, add a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import FLOATS, Array, Axes
+from ..checks import WIDE_FLOATS, choice, number_type, widen
+from ..dense import absorb_query
+from ..errors import InputError
+from ..geometry import Geometry
+from ..rope import INTEGERS
+from . import attention, indexer
+from .config import PAIRINGS, Indexer, LayerConfig
+from .rotation import ANGLE_MODES, regrouped, rotate
+from .weights import Weights
+
+INPUTS = {
+    "hidden_states": "T C",
+    "positions": "T",
+    "past_c_kv": "S L",  # as cached: normed, and scaled in LongCat
+    "past_k_pe": "S R",  # as cached: rotated, in the layout of the engine
+    "past_index_k": "S d",
+    "past_index_gate": "S d",  # with pooled keys
+    "topk": "T k",  # of a shared layer: what the last full layer chose
+}
+
+
+@dataclass
+class State:
+    """A layer at work: what is given, and the stages computed so far."""
+
+    config: LayerConfig
+    weights: dict[str, Array]  # in `real`
+    values: dict[str, Array]  # inputs and stages, in `real`
+    real: Any
+    angles: str = "any"
+    form: str = "naive"
+    backend: str = "auto"
+    # Whether rotated rows have their pairs parted, as engines store them that rotate adjacent pairs by halves.
+    parted: dict[str, bool] = field(default_factory=lambda: {"rope": False, "index_rope": False})
+
+    def __getitem__(self, name: str) -> Array:
+        return self.values[name]
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.config.geometry
+
+    @property
+    def indexer(self) -> Indexer:
+        found = self.config.indexer
+        assert found is not None
+        return found
+
+    @property
+    def seen(self) -> Array:
+        """[T, N] bool: the tokens that each query sees."""
+        T = len(self["hidden_states"])
+        return attention.visible(T, T + len(self["past_c_kv"]))
+
+    @property
+    def mask(self) -> Array:
+        """[T, N] bool: the tokens that each query attends to."""
+        seen = self.seen
+        return seen if self.config.indexer is None else seen & indexer.selected(self["topk"], seen.shape[1])
+
+    @property
+    def query_factor(self) -> Array:
+        """[T, 1, 1]: what multiplies a query after its projection: LongCat's scale, and Mistral 4's by position."""
+        g = self.geometry
+        factor = np.full(len(self["positions"]), g.mla_scale_q_lora, self.real)
+        if g.llama_4_scaling_beta and g.yarn is not None:
+            turns = self["positions"] // g.yarn.original_max_position_embeddings
+            factor *= (1 + g.llama_4_scaling_beta * np.log1p(turns.astype(np.float64))).astype(self.real)
+        return factor[:, None, None]
+
+    def linear(self, x: str, weight: str) -> Array:
+        found: Array = self[x] @ self.weights[weight].T
+        return found
+
+    def rotated(self, x: Array, pairing: str, kind: str) -> Array:
+        out = rotate(self.config, x, self["positions"], pairing, self.angles, self.real)
+        return regrouped(self.config, out) if self.parted[kind] and pairing == "interleaved" else out
+
+
+class Stage(NamedTuple):
+    axes: str
+    meaning: str
+    compute: Callable[[State], Array]
+    exists: Callable[[LayerConfig], bool] = lambda config: True
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """x / sqrt(mean x^2 + eps) weight, over the last axis."""
+    real = x.dtype.type
+    mean = np.square(x).mean(axis=-1, keepdims=True, dtype=real)
+    found: Array = x / np.sqrt(mean + real(eps)) * weight
+    return found
+
+
+def _q(s: State) -> Array:
+    flat = s.linear("hidden_states", "q_proj") if s.geometry.q_lora_rank is None else s.linear("q_a_norm", "q_b_proj")
+    return flat.reshape(len(flat), s.geometry.num_heads, s.geometry.qk_head_dim)
+
+
+def _pairing(s: State) -> str:
+    return PAIRINGS[not s.geometry.rope_interleave]
+
+
+def _index_rows(s: State, x: Array) -> Array:
+    """Rows of the indexer, rotated and transformed where it does that."""
+    if s.indexer.pairing is not None:
+        x = s.rotated(x, s.indexer.pairing, "index_rope")
+    return indexer.hadamard(x) if s.indexer.hadamard else x
+
+
+def _index_q(s: State) -> Array:
+    q = s.linear("q_a_norm", "indexer.wq_b")
+    return _index_rows(s, q.reshape(len(q), s.indexer.num_heads, s.indexer.head_dim))
+
+
+def _index_k(s: State) -> Array:
+    x, w = s.linear("hidden_states", "indexer.wk"), s.weights
+    k = indexer.layer_norm(x, w["indexer.k_norm"], w["indexer.k_norm.bias"], s.indexer.norm_eps)
+    return _index_rows(s, k[:, None])[:, 0]
+
+
+def _index_keys(s: State) -> Array:
+    keys = np.concatenate([s["past_index_k"], s["index_k"]])
+    if s.indexer.kpool is None:
+        return keys
+    gate = np.concatenate([s["past_index_gate"], s["index_gate"]])
+    return indexer.pool_keys(keys, gate, s.weights["indexer.index_kpool_compress_ape"])
+
+
+def _index_scores(s: State) -> Array:
+    return indexer.score(
+        s.indexer, s["index_q"], s["index_keys"], s["index_weights"], indexer.seen_pools(s.indexer, s.seen)
+    )
+
+
+def _attn(s: State) -> Array:
+    w = s.weights
+    return attention.attend(
+        s.geometry, s["q_nope"], s["q_pe"], s["kv_cache"], w["w_uk"], w["w_uv"], s.mask, form=s.form, backend=s.backend
+    )
+
+
+def _of_cache(s: State, weight: str) -> Array:
+    return np.einsum("nl,hol->nho", s["kv_cache"][:, : s.geometry.kv_lora_rank], s.weights[weight], optimize=True)
+
+
+def _full(config: LayerConfig) -> bool:
+    return config.indexer is not None and not config.indexer.shared
+
+
+def _pooled(config: LayerConfig) -> bool:
+    return config.indexer is not None and not config.indexer.shared and config.indexer.kpool is not None
+
+
+def _low_rank(config: LayerConfig) -> bool:
+    return config.geometry.q_lora_rank is not None
+
+
+def _precision(s: State) -> str:
+    return "f32" if s.real == np.float32 else "f64"
+
+
+STAGES: dict[str, Stage] = {
+    "q_a": Stage("T Q", "q_a_proj of the hidden states", lambda s: s.linear("hidden_states", "q_a_proj"), _low_rank),
+    "q_a_norm": Stage(
+        "T Q", "its RMSNorm", lambda s: rms_norm(s["q_a"], s.weights["q_a_layernorm"], s.config.norm_eps), _low_rank
+    ),
+    "q": Stage("T H P+R", "q_b_proj of that, or q_proj of the hidden states", _q),
+    "kv_a": Stage(
+        "T L+R", "kv_a_proj_with_mqa of the hidden states", lambda s: s.linear("hidden_states", "kv_a_proj_with_mqa")
+    ),
+    "kv_a_norm": Stage(
+        "T L",
+        "RMSNorm of its first L elements",
+        lambda s: rms_norm(
+            s["kv_a"][:, : s.geometry.kv_lora_rank], s.weights["kv_a_layernorm"], s.config.norm_eps
+        ),
+    ),
+    "c_kv": Stage(
+        "T L",
+        "what is cached of that: times LongCat's scale",
+        lambda s: s["kv_a_norm"] * s.real(s.geometry.mla_scale_kv_lora),
+    ),
+    "q_nope": Stage(
+        "T H P",
+        "the first P elements of q, times LongCat's scale",
+        lambda s: s["q"][..., : s.geometry.qk_nope_head_dim] * s.query_factor,
+    ),
+    "q_pe": Stage(
+        "T H R",
+        "the others, rotated, times that scale",
+        lambda s: s.rotated(s["q"][..., s.geometry.qk_nope_head_dim :], _pairing(s), "rope") * s.query_factor,
+    ),
+    "k_pe": Stage(
+        "T R",
+        "the last R elements of kv_a, rotated",
+        lambda s: s.rotated(s["kv_a"][:, None, s.geometry.kv_lora_rank :], _pairing(s), "rope")[:, 0],
+    ),
+    "kv_cache": Stage(
+        "N L+R",
+        "the cached rows, the new ones last",
+        lambda s: np.concatenate(
+            [
+                np.concatenate([s["past_c_kv"], s["past_k_pe"]], axis=1),
+                np.concatenate([s["c_kv"], s["k_pe"]], axis=1),
+            ]
+        ),
+    ),
+    "index_q": Stage("T n d", "the indexer's queries, rotated", _index_q, _full),
+    "index_k": Stage("T d", "its keys, normed and rotated", _index_k, _full),
+    "index_gate": Stage(
+        "T d",
+        "the gate of pooled keys",
+        lambda s: s.linear("hidden_states", "indexer.index_kpool_compress_gate"),
+        _pooled,
+    ),
+    "index_keys": Stage("keys d", "all its keys: of tokens, or pooled", _index_keys, _full),
+    "index_weights": Stage(
+        "T n",
+        "the weight of each of its heads",
+        lambda s: s.linear("hidden_states", "indexer.weights_proj") / np.sqrt(s.real(s.indexer.num_heads)),
+        _full,
+    ),
+    "index_scores": Stage("T keys", "its scores, -inf where a key is not seen", _index_scores, _full),
+    "topk": Stage(
+        "T k", "the chosen tokens, ascending, then -1", lambda s: indexer.choose(s.indexer, s["index_scores"], s.seen), _full
+    ),
+    "k_nope": Stage("N H P", "decompressed keys", lambda s: _of_cache(s, "w_uk")),
+    "v": Stage("N H V", "decompressed values", lambda s: _of_cache(s, "w_uv")),
+    "q_lat": Stage(
+        "T H L",
+        "absorbed queries",
+        lambda s: absorb_query(s["q_nope"], s.weights["w_uk"], precision=_precision(s)),
+    ),
+    "scores": Stage(
+        "T H N",
+        "scaled scores, -inf where a query does not attend",
+        lambda s: attention.scores(
+            s.geometry, s["q_nope"], s["q_pe"], s["kv_cache"], s.weights["w_uk"], s.mask
+        ),
+    ),
+    "lse": Stage("T H", "log of the sum of their exponentials", lambda s: attention.softmax(STAGES["scores"].compute(s))[1]),
+    "p": Stage("T H N", "their softmax", lambda s: attention.softmax(STAGES["scores"].compute(s))[0]),
+    "o_lat": Stage(
+        "T H L",
+        "the latent output of the absorbed form",
+        lambda s: np.einsum(
+            "thn,nl->thl",
+            STAGES["p"].compute(s),
+            s["kv_cache"][:, : s.geometry.kv_lora_rank],
+            optimize=True,
+        ),
+    ),
+    "attn": Stage("T H V", "the heads' outputs", _attn),
+    "out": Stage(
+        "T C", "o_proj of that", lambda s: s["attn"].reshape(len(s["attn"]), -1) @ s.weights["o_proj"].T
+    ),
+}
+
+
+def stages_of(config: LayerConfig) -> dict[str, Stage]:
+    """The stages that a layer of `config` has, in order."""
+    return {name: stage for name, stage in STAGES.items() if stage.exists(config)}
+
+
+def run(
+    config: LayerConfig,
+    weights: Weights,
+    inputs: Mapping[str, object],
+    *,
+    precision: str = "f64",
+    form: str = "naive",
+    angles: str = "closed",
+    backend: str = "auto",
+) -> dict[str, Array]:
+    """Every stage of a layer, in the number type of `precision`; of a shared layer, its `topk` is among the inputs.
+
+    `inputs`: hidden_states [T, C] and positions [T]; past_c_kv [S, L] and past_k_pe [S, R] where rows were cached
+    before, with an indexer past_index_k [S, d] and with pooled keys past_index_gate [S, d]; topk [T, k] of a shared
+    layer. `form` naive or absorbed, `angles` and `backend` as in rope and in dense. Raises InputError.
+    """
+    state = prepare(config, weights, inputs, precision=precision, form=form, angles=angles, backend=backend)
+    found: dict[str, Array] = {}
+    for name, stage in stages_of(config).items():
+        state.values[name] = found[name] = stage.compute(state)
+    return found
+
+
+def prepare(
+    config: LayerConfig,
+    weights: Weights,
+    inputs: Mapping[str, object],
+    *,
+    precision: str = "f64",
+    form: str = "naive",
+    angles: str = "any",
+    backend: str = "auto",
+) -> State:
+    """A layer at work on checked inputs, no stage computed. Arguments as of `run`. Raises InputError."""
+    real, _ = number_type(precision)
+    choice("form", form, tuple(attention.FORMS))
+    choice("angles", angles, ANGLE_MODES)
+    g = config.geometry
+    axes = Axes(C=g.hidden_size or 0, L=g.kv_lora_rank, R=g.qk_rope_head_dim)
+    kinds = {"hidden_states", "positions", "past_c_kv", "past_k_pe"}
+    if config.indexer is not None:
+        axes["d"] = config.indexer.head_dim
+        kinds |= {"topk"} if config.indexer.shared else {"past_index_k"}
+        kinds |= {"past_index_gate"} if _pooled(config) else set()
+    for name in inputs:
+        if name not in kinds:
+            raise InputError(f"{name} is given, expected {', '.join(k for k in INPUTS if k in kinds)}")
+    values: dict[str, Array] = {}
+    for name, letters in INPUTS.items():
+        if name not in kinds:
+            continue
+        if name not in inputs:
+            if not name.startswith("past_"):
+                raise InputError(f"{name} is missing, expected [{', '.join(letters.split())}]")
+            if axes.get("S", 0):
+                raise InputError(f"{name} is missing, expected {axes['S']} rows, as past_c_kv has")
+            axes["S"] = 0
+            values[name] = np.zeros((0, axes[letters.split()[1]]), real)
+            continue
+        whole = name in ("positions", "topk")
+        array = axes.take(name, inputs[name], letters, INTEGERS if whole else WIDE_FLOATS if real == np.float64 else FLOATS)
+        values[name] = np.array(array, np.int64) if whole else widen(array, real)
+    if not axes["T"]:
+        raise InputError("hidden_states has 0 tokens, expected 1 or more")
+    state = State(config, weights.widened(real), values, real, angles, form, backend)
+    if "topk" in values:
+        check_choice("topk", values["topk"], state.seen)
+    return state
+
+
+def check_choice(name: str, topk: Array, seen: Array) -> None:
+    """Raise InputError unless topk [T, k] holds, for each query, distinct tokens that it sees, one or more, and -1."""
+    for t, row in enumerate(topk):
+        tokens = row[row >= 0]
+        limit = int(seen[t].sum())
+        if (row < -1).any() or (tokens >= limit).any():
+            i = int(np.argmax((row < -1) | (row >= limit)))
+            raise InputError(f"{name}[{t}, {i}] is {row[i]}, expected -1 or a token below {limit}")
+        if not tokens.size or len(np.unique(tokens)) != len(tokens):
+            raise InputError(f"{name}[{t}] has {tokens.size} tokens, expected distinct ones, 1 or more")
