@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("case", help="a case file, a folder with manifest.json, or an id")
     check.add_argument("actual", help="a result file: out, and lse if there is one")
     check.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds: a preset, FIELD=VALUE,... or both")
+    check.add_argument("--stages", action="store_true", help="CASE is a layer case, ACTUAL what an engine dumped of it")
     beside = check.add_argument_group("rules told beside the verdict, which is the budget's")
     beside.add_argument("--rules", metavar="NAMES", help="other projects' rules: all, or names joined by +")
     beside.add_argument("--tol", type=float, help="max |g - w| <= TOL * max(max |w|, 1)")
@@ -186,10 +187,14 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
         case "check":
             from .rules import in_words
 
-            asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind", "complete")
+            asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind", "complete", "stages")
             how = {name: getattr(args, name) for name in asked}
             verdict = commands.check(args.case, args.actual, **how)
             _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")
+            if args.stages:
+                for found in verdict["stages"]:
+                    _say(f"  {found['verdict']} {found['stage']} {found['dtype']}: {found['units']:.3g} of its budget")
+                return int(verdict["verdict"] == "fail"), verdict
             for line in in_words(verdict["rules"]):
                 _say(line)
             _say_diagnosis(verdict.get("diagnosis"))

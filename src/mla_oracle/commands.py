@@ -21,7 +21,7 @@ def make_case(case_id: str, out: str) -> JSON:
 
     case = generate(case_id)
     write_case(out, case)
-    return {"case": case.name, "kind": case.kind, "file": str(out), "tensors": _describe(case.tensors())}
+    return {"case": case.name, "kind": case.kind, "file": str(out), "tensors": describe(case.tensors())}
 
 
 def run(
@@ -33,7 +33,18 @@ def run(
     out_dtype: str | None = None,
     kernel: str | None = None,
 ) -> JSON:
-    """Compute the expected results of a case (file or id), and write them to `out` if given."""
+    """Compute the expected results of a case (file or id), and write them to `out` if given.
+
+    Of a layer case, every stage.
+    """
+    from .exchange import is_layer_case
+
+    if is_layer_case(source):
+        from .layer import command
+
+        if out_dtype is not None or kernel is not None:
+            raise InputError("out_dtype or kernel is given for a layer case, expected neither")
+        return command.compute(source, out, precision=precision or "f64", backend=backend)
     from .backends import KERNELS
     from .checks import choice
     from .dtypes import STORED, round_to
@@ -61,7 +72,7 @@ def run(
         "kernel": kernel_of(case, used, kernel),
         "seconds": round(seconds, 6),
         "result": None if out is None else str(out),
-        "tensors": _describe(results, digest=True),
+        "tensors": describe(results, digest=True),
     }
     if out is not None:
         about = {"case": case.name, "precision": precision, "backend": used}
@@ -81,13 +92,23 @@ def check(
     diagnose: bool = False,
     blind: bool = False,
     complete: bool = False,
+    stages: bool = False,
 ) -> JSON:
     """The verdict on the results in the file `actual` against the f64 truth of the case.
 
     `rules`, `tol`, `atol`, `rtol`: say what they would have said; none decides.
     `diagnose`: say what a failing kernel computed instead; `blind`: say which wrong functions the case cannot tell;
-    `complete`: a result that is missing fails.
+    `complete`: a result that is missing fails; `stages`: the case is a layer case, the results its stages.
     """
+    if stages:
+        from .layer import command
+
+        given = {"tol": tol, "atol": atol, "rtol": rtol, "rules": rules}
+        for name, value in (given | {"diagnose": diagnose, "blind": blind, "complete": complete}).items():
+            if value not in (None, False):
+                raise InputError(f"{name} is given with stages, expected numerics alone")
+        verdict: JSON = _plain(command.check(source, actual, numerics=numerics))
+        return verdict
     from .exchange import load_case, read_result
 
     case = load_case(source)
@@ -153,7 +174,7 @@ def explain(source: str, *, blind: bool = False, numerics: str | None = None) ->
     answer = {
         "case": case.name,
         "kind": case.kind,
-        "tensors": _describe(case.tensors()),
+        "tensors": describe(case.tensors()),
         "conventions": _plain(case.conventions()),
         "results": result_shapes(case),
         "meaning": meaning(case),
@@ -220,7 +241,8 @@ def include_dir() -> str:
     return str(with_header)[: -len("/mla_oracle.hpp")]
 
 
-def _describe(tensors: dict[str, Any], *, digest: bool = False) -> JSON:
+def describe(tensors: dict[str, Any], *, digest: bool = False) -> JSON:
+    """Dtype and shape of tensors by name, and with `digest` the first half of the SHA-256 of their bytes."""
     from . import dtypes
 
     described = {}

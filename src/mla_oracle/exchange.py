@@ -19,6 +19,7 @@ from .tensorfile import read_manifest, read_tensors, write_tensors
 
 CASE_SCHEMA = "mla-oracle-case/1"
 RESULT_SCHEMA = "mla-oracle-result/1"
+LAYER_SCHEMA = "mla-oracle-layer/1"  # see mla_oracle.layer.case_file
 
 
 def load_case(source: str | Path) -> Case:
@@ -42,6 +43,16 @@ def read_case(path: str | Path) -> Case:
         return from_parts(tensors, metadata)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def is_layer_case(path: str | Path) -> bool:
+    """Whether a file is a layer case. Nothing but its header is read; what cannot be read is none."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        return read_tensors(path, wanted=lambda name: False)[1].get("schema") == LAYER_SCHEMA
+    except InputError:
+        return False
 
 
 def write_case(path: str | Path, case: Case) -> None:

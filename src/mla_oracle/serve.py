@@ -25,7 +25,7 @@ OPERATIONS: dict[str, tuple[Any, dict[str, str]]] = {
                            "out_dtype": "out_dtype", "kernel": "kernel"}),
     "check": (commands.check, {"source": "case", "actual": "actual", "tol": "tol", "atol": "atol", "rtol": "rtol",
                                "numerics": "numerics", "rules": "rules", "diagnose": "diagnose", "blind": "blind",
-                               "complete": "complete"}),
+                               "complete": "complete", "stages": "stages"}),
     "diagnose": (commands.diagnose, {"source": "case", "actual": "actual", "numerics": "numerics"}),
     "explain": (commands.explain, {"source": "case", "blind": "blind", "numerics": "numerics"}),
     "info": (commands.info, {}),
@@ -94,7 +94,7 @@ def _perform(request: dict[str, Any]) -> dict[str, Any]:
     for key, value in request.items():
         if key not in names.values():
             raise InputError(f"{op} does not take {key}, expected {', '.join(names.values()) or 'nothing'}")
-        if key in ("diagnose", "blind", "complete"):
+        if key in ("diagnose", "blind", "complete", "stages"):
             if not isinstance(value, bool):
                 raise InputError(f"{key} is {value!r}, expected true or false")
             continue

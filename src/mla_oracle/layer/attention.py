@@ -55,11 +55,24 @@ def attend(
     return out
 
 
-def scores(geometry: Geometry, q_nope: Array, q_pe: Array, kv_cache: Array, w_uk: Array, mask: Array) -> Array:
-    """[T, H, N] scaled, -inf where a query does not attend."""
+def scores(
+    geometry: Geometry,
+    q_nope: Array,
+    q_pe: Array,
+    kv_cache: Array,
+    w_uk: Array,
+    mask: Array,
+    *,
+    q_lat: Array | None = None,
+    k_nope: Array | None = None,
+) -> Array:
+    """[T, H, N] scaled, -inf where a query does not attend; from q_lat [T, H, L] or k_nope [N, H, P] where given."""
     latent = geometry.kv_lora_rank
-    q_lat = np.einsum("thp,hpl->thl", q_nope, w_uk, optimize=True)
-    found = np.einsum("thl,nl->thn", q_lat, kv_cache[:, :latent], optimize=True)
+    if k_nope is not None and q_lat is None:
+        found = np.einsum("thp,nhp->thn", q_nope, k_nope, optimize=True)
+    else:
+        q_lat = np.einsum("thp,hpl->thl", q_nope, w_uk, optimize=True) if q_lat is None else q_lat
+        found = np.einsum("thl,nl->thn", q_lat, kv_cache[:, :latent], optimize=True)
     found += np.einsum("thr,nr->thn", q_pe, kv_cache[:, latent:], optimize=True)
     found *= q_nope.dtype.type(geometry.softmax_scale)
     return np.where(mask[:, None], found, -np.inf).astype(q_nope.dtype)

@@ -11,6 +11,7 @@ then agree as they are. Which it is, the first rotated stage says, unless the ca
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ from .stages import INPUTS, STAGES, State, stages_of
 ATTENTION = ("lse", "o_lat", "attn")
 # What nothing else is computed from: only if dumped.
 LEAVES = ("k_nope", "v", "q_lat", "scores", "lse", "p", "o_lat")
+# What engines keep in f32 whatever they store else, and what holds no numbers: these do not tell what others are held in.
+WIDE = ("scores", "lse", "p", "index_weights", "index_scores", "topk")
 OF_ROPE = {"q_pe": "rope", "k_pe": "rope", "kv_cache": "rope", "index_q": "index_rope", "index_k": "index_rope"}
 LN2 = float(np.log(2))
 
@@ -83,7 +86,7 @@ def check_stages(
 ) -> LayerVerdict:
     """The verdict on `dump`, stages by their names, of the layer that `state` (stages.prepare, f64) was prepared for.
 
-    `held`: the dtype of stages that are not dumped; None: the coarsest of those that are. `rope_layout`: how rotated
+    `held`: the dtype of stages that are not dumped; None: the coarsest of those that are, or of the hidden states. `rope_layout`: how rotated
     rows of adjacent pairs are stored, interleaved or neox (pairs parted); None: either. `numerics`: what the attention
     rounds, see numerics.resolve. `stored`: the dtypes of the weights in their file. Raises InputError.
     """
@@ -93,7 +96,9 @@ def check_stages(
         raise InputError(f"the dump holds no stage, expected one or more of {', '.join(stages)}")
     choice("lse_base", lse_base, ("e", "2"))
     if held is None:
-        held = max((dtypes.name_of(x.dtype) for x in given.values() if x.dtype.kind != "i"), key=UNIT.__getitem__, default="f32")
+        own = [array for name, array in given.items() if name not in WIDE] or [_narrowest(state["hidden_states"])]
+        held = max((dtypes.name_of(array.dtype) for array in own), key=UNIT.__getitem__)
+        held = "f32" if not any(name not in WIDE for name in given) and held == "f64" else held
     choice("held", held, WIDE_FLOATS)
     if rope_layout is not None:
         choice("rope_layout", rope_layout, ("interleaved", "neox"))
@@ -109,12 +114,12 @@ def check_stages(
         finding = judge.judge(name)
         if kind is not None and name in given:
             if not settled[kind] and not finding.passed and _parts(state, name):
-                state.parted[kind] = True
+                judge.part(kind, True, name)
                 other = judge.judge(name)
                 if other.passed:
                     finding = other
                 else:
-                    state.parted[kind] = False
+                    judge.part(kind, False, name)
                     judge.judge(name)
             settled[kind] = True
         judge.settle(name)
@@ -241,6 +246,14 @@ class _Judge:
             limits = limits._replace(scale=np.where(hidden, 1.0, limits.scale))
         return self._finding(name, actual, truth, limits, dtype)
 
+    def part(self, kind: str, parted: bool, name: str) -> None:
+        """Part the pairs of rotated rows, or do not; what of them stands before `name` and was not dumped is ours."""
+        self.state.parted[kind] = parted
+        for before in itertools.takewhile(lambda stage: stage != name, OF_ROPE):
+            if OF_ROPE[before] == kind and before not in self.given:
+                self.judge(before)
+                self.settle(before)
+
     def settle(self, name: str) -> None:
         """Put what the engine dumped in the place of ours, or ours with its errors."""
         state = self.state
@@ -278,6 +291,8 @@ class _Judge:
         return limit(np.hypot(own, self.spread.rounding(np.where(np.isfinite(truth), truth, 0.0), dtype)))
 
     def _finding(self, name: str, actual: Array, truth: Array, limits: Limit, dtype: str) -> Finding:
+        if not truth.size:
+            return Finding(name, True, dtype, 0.0, 0, len(truth))
         units = limits.units(actual, truth)
         of_rows = units.reshape(len(units), -1).max(axis=1, initial=0)
         over = np.flatnonzero(of_rows > 1)

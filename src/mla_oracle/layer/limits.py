@@ -87,7 +87,7 @@ def attention_limit(
     assert declared is not None
     if result == "lse":
         more = spread.of("lse", state["lse"]) * MARGIN * (1 + math.sqrt(2 * math.log(max(scale.size, 2))))
-        whole = np.hypot(scale * largest, more if spread.errors else 0.0)[..., None]
+        whole = np.hypot(scale * largest, more)[..., None]
         return Limit(whole, np.ones(scale.shape), np.ones(scale.shape)), declared
     if not carried or not carried.scale.any():
         return Limit(scale, rms, largest), declared

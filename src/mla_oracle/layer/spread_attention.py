@@ -36,71 +36,76 @@ def _q_lat(e: Spread, out: Array) -> Array:
     return np.sqrt(e.contracted(np.einsum("thp,hpl->thl", np.square(q), w2, optimize=True), carried, "w_uk", out))
 
 
-def score_errors(e: Spread) -> Array:
-    """[T, H, N] squared errors of scaled scores that come from stages that are not dumped."""
-    s, L = e.state, e.state.geometry.kv_lora_rank
-    pe2 = np.square(s["kv_cache"][:, L:])
-    found = np.zeros((*s["q_nope"].shape[:2], len(pe2)))
-    if (q := e.squares("q_nope")) is not None:
-        k_nope = np.einsum("nl,hpl->nhp", s["kv_cache"][:, :L], s.weights["w_uk"], optimize=True)
-        found += np.einsum("thp,nhp->thn", q, np.square(k_nope), optimize=True)
-    if (q := e.squares("q_pe")) is not None:
-        found += np.einsum("thr,nr->thn", q, pe2, optimize=True)
-    if (cache := e.squares("kv_cache")) is not None:
-        q_lat = np.einsum("thp,hpl->thl", s["q_nope"], s.weights["w_uk"], optimize=True)
-        found += np.einsum("thl,nl->thn", np.square(q_lat), cache[:, :L], optimize=True)
-        found += np.einsum("thr,nr->thn", np.square(s["q_pe"]), cache[:, L:], optimize=True)
-    return found * s.geometry.softmax_scale**2
+class _Products:
+    """Of the scores: the root sums of squares of what they add up, unscaled, squared; and what is known of their parts."""
 
+    def __init__(self, e: Spread) -> None:
+        s = self.s = e.state
+        self.e, self.L = e, s.geometry.kv_lora_rank
+        self.c2, self.pe2 = np.square(s.latents), np.square(s["kv_cache"][:, self.L :])
+        self.q_lat2 = np.square(np.einsum("thp,hpl->thl", s["q_nope"], s.weights["w_uk"], optimize=True))
+        self.k_nope2 = np.square(np.einsum("nl,hpl->nhp", s.latents, s.weights["w_uk"], optimize=True))
+        self.absorbed = np.einsum("thl,nl->thn", self.q_lat2, self.c2, optimize=True)
+        self.naive = np.einsum("thp,nhp->thn", np.square(s["q_nope"]), self.k_nope2, optimize=True)
+        self.pe = np.einsum("thr,nr->thn", np.square(s["q_pe"]), self.pe2, optimize=True)
 
-def _own_scores(e: Spread, out: Array) -> Array:
-    """[T, H, N] squared: of the sums of either form, and of what either rounds before them."""
-    s, g = e.state, e.state.geometry
-    L = g.kv_lora_rank
-    c2, pe2 = np.square(s["kv_cache"][:, :L]), np.square(s["kv_cache"][:, L:])
-    q_lat = np.einsum("thp,hpl->thl", s["q_nope"], s.weights["w_uk"], optimize=True)
-    k_nope = np.einsum("nl,hpl->nhp", s["kv_cache"][:, :L], s.weights["w_uk"], optimize=True)
-    absorbed = np.einsum("thl,nl->thn", np.square(q_lat), c2, optimize=True)
-    naive = np.einsum("thp,nhp->thn", np.square(s["q_nope"]), np.square(k_nope), optimize=True)
-    pe = np.einsum("thr,nr->thn", np.square(s["q_pe"]), pe2, optimize=True)
-    before = (RMS * UNIT[e.held]) ** 2 + walk(e.sums, L) ** 2 + coarser(e.held, e.stored["w_uk"]) ** 2
-    scale2 = g.softmax_scale**2
-    finite = np.where(np.isfinite(out), out, 0.0)
-    found = e.product((absorbed + naive + pe) * scale2, L + g.qk_head_dim, finite)
-    return found + before * (absorbed + naive) * scale2 + np.square(2 * U32 * finite)
+    def carried(self) -> Array:
+        """[T, H, N] squared errors of scaled scores, of queries and cached rows that are not dumped."""
+        e, s = self.e, self.s
+        found = np.zeros_like(self.pe)
+        if (q := e.squares("q_nope")) is not None and "q_lat" not in s.values:
+            found += np.einsum("thp,nhp->thn", q, self.k_nope2, optimize=True)
+        if (q := e.squares("q_pe")) is not None:
+            found += np.einsum("thr,nr->thn", q, self.pe2, optimize=True)
+        if (cache := e.squares("kv_cache")) is not None:
+            if "k_nope" not in s.values:
+                found += np.einsum("thl,nl->thn", self.q_lat2, cache[:, : self.L], optimize=True)
+            found += np.einsum("thr,nr->thn", np.square(s["q_pe"]), cache[:, self.L :], optimize=True)
+        return found * s.geometry.softmax_scale**2
+
+    def before(self) -> Array:
+        """[T, H, N] squared: of what either form rounds before its scores, where neither of them is dumped."""
+        if "q_lat" in self.s.values or "k_nope" in self.s.values:
+            return np.zeros_like(self.pe)
+        e = self.e
+        once = (RMS * UNIT[e.held]) ** 2 + walk(e.sums, self.L) ** 2 + coarser(e.held, e.stored["w_uk"]) ** 2
+        found: Array = once * (self.absorbed + self.naive) * self.s.geometry.softmax_scale**2
+        return found
+
+    def sums(self, scores: Array) -> Array:
+        """[T, H, N] squared: of the sums of either form."""
+        g = self.s.geometry
+        inner = (self.absorbed + self.naive + self.pe) * g.softmax_scale**2
+        return self.e.product(inner, self.L + g.qk_head_dim, scores) + np.square(2 * U32 * scores)
 
 
 def _scores(e: Spread, out: Array) -> Array:
-    return np.sqrt(np.where(np.isfinite(out), _own_scores(e, out) + score_errors(e), 0.0))
-
-
-def _softmax(e: Spread) -> tuple[Array, Array, Array]:
-    """The weights [T, H, N], and the squared errors of the scores and of lse [T, H]."""
-    s = e.state
-    of = attention.scores(s.geometry, s["q_nope"], s["q_pe"], s["kv_cache"], s.weights["w_uk"], s.mask)
-    p, lse = attention.softmax(of)
-    finite = np.where(np.isfinite(of), of, 0.0)
-    squared = _own_scores(e, of) + score_errors(e) + np.square(RMS * UNIT[e.held] * finite) + (4 * U32) ** 2
-    squared += np.square(U32 * finite.max(axis=-1, keepdims=True))
-    of_lse = (p**2 * squared).sum(axis=-1) + np.square(U32 * (np.abs(lse) + 2 + walk("f32", of.shape[-1]) / U32))
-    return p, squared, of_lse
-
-
-def _lse(e: Spread, out: Array) -> Array:
-    return np.sqrt(_softmax(e)[2])
+    products = _Products(e)
+    squared = products.carried() + products.before() + products.sums(np.where(np.isfinite(out), out, 0.0))
+    return np.sqrt(np.where(np.isfinite(out), squared, 0.0))
 
 
 def _p(e: Spread, out: Array) -> Array:
-    p, squared, of_lse = _softmax(e)
-    return p * np.sqrt(squared + of_lse[..., None])
+    """A weight's error is that of its score less the mean that its row shares, relative to the weight."""
+    products, scores = _Products(e), e.state.scores()
+    finite = np.where(np.isfinite(scores), scores, 0.0)
+    squared = products.carried() + products.before() + products.sums(finite)
+    squared += np.square(RMS * UNIT[e.held] * finite) + (4 * U32) ** 2  # scores may be stored
+    squared += np.square(U32 * finite.max(axis=-1, keepdims=True))
+    shared = (out**2 * squared).sum(axis=-1, keepdims=True) + walk("f32", out.shape[-1]) ** 2
+    return out * np.sqrt(squared + shared)
 
 
-def attended(e: Spread, values: Array, errors: Array | None, out: Array) -> Array:
-    """Squared errors of out [T, H, V] that come from stages not dumped: values [N, V] or [N, H, V], errors squared."""
-    s = e.state
-    of = attention.scores(s.geometry, s["q_nope"], s["q_pe"], s["kv_cache"], s.weights["w_uk"], s.mask)
-    p2 = np.square(attention.softmax(of)[0])
-    weighted = p2 * score_errors(e)
+def _lse(e: Spread, out: Array) -> Array:
+    products = _Products(e)
+    p = attention.softmax(e.state.scores())[0]
+    return np.sqrt((p**2 * (products.carried() + products.before())).sum(axis=-1))
+
+
+def attended(e: Spread, score_errors: Array, values: Array, errors: Array | None, out: Array) -> Array:
+    """Squared errors of out [T, H, V] that those of scores make, and of values [N, V] or [N, H, V]; all squared."""
+    p2 = np.square(attention.softmax(e.state.scores())[0])
+    weighted = p2 * score_errors
     letters = "thn,nv->thv" if values.ndim == 2 else "thn,nhv->thv"
 
     def over(a: Array, b: Array) -> Array:
@@ -113,17 +118,18 @@ def attended(e: Spread, values: Array, errors: Array | None, out: Array) -> Arra
 
 
 def _o_lat(e: Spread, out: Array) -> Array:
-    L = e.state.geometry.kv_lora_rank
+    products, L = _Products(e), e.state.geometry.kv_lora_rank
     cache = e.squares("kv_cache")
-    return np.sqrt(attended(e, e.state["kv_cache"][:, :L], None if cache is None else cache[:, :L], out))
+    of_scores = products.carried() + products.before()
+    return np.sqrt(attended(e, of_scores, e.state.latents, None if cache is None else cache[:, :L], out))
 
 
 def _attn(e: Spread, out: Array) -> Array:
     L, w_uv = e.state.geometry.kv_lora_rank, e.state.weights["w_uv"]
-    values = np.einsum("nl,hvl->nhv", e.state["kv_cache"][:, :L], w_uv, optimize=True)
+    values = np.einsum("nl,hvl->nhv", e.state.latents, w_uv, optimize=True)
     cache = e.squares("kv_cache")
     errors = None if cache is None else np.einsum("nl,hvl->nhv", cache[:, :L], np.square(w_uv), optimize=True)
-    return np.sqrt(attended(e, values, errors, out))
+    return np.sqrt(attended(e, _Products(e).carried(), values, errors, out))
 
 
 SPREADS: dict[str, Callable[[Spread, Array], Array]] = {

@@ -87,6 +87,18 @@ class State:
             factor *= (1 + g.llama_4_scaling_beta * np.log1p(turns.astype(np.float64))).astype(self.real)
         return factor[:, None, None]
 
+    @property
+    def latents(self) -> Array:
+        """[N, L]: the latent part of the cached rows."""
+        return self["kv_cache"][:, : self.geometry.kv_lora_rank]
+
+    def scores(self) -> Array:
+        """[T, H, N] scaled scores: from the absorbed queries or the decompressed keys, where there are some."""
+        parts = {name: self.values.get(name) for name in ("q_lat", "k_nope")}
+        return attention.scores(
+            self.geometry, self["q_nope"], self["q_pe"], self["kv_cache"], self.weights["w_uk"], self.mask, **parts
+        )
+
     def linear(self, x: str, weight: str) -> Array:
         found: Array = self[x] @ self.weights[weight].T
         return found
@@ -160,7 +172,8 @@ def _attn(s: State) -> Array:
 
 
 def _of_cache(s: State, weight: str) -> Array:
-    return np.einsum("nl,hol->nho", s["kv_cache"][:, : s.geometry.kv_lora_rank], s.weights[weight], optimize=True)
+    found: Array = np.einsum("nl,hol->nho", s.latents, s.weights[weight], optimize=True)
+    return found
 
 
 def _full(config: LayerConfig) -> bool:
@@ -251,24 +264,13 @@ STAGES: dict[str, Stage] = {
         "absorbed queries",
         lambda s: absorb_query(s["q_nope"], s.weights["w_uk"], precision=_precision(s)),
     ),
-    "scores": Stage(
-        "T H N",
-        "scaled scores, -inf where a query does not attend",
-        lambda s: attention.scores(
-            s.geometry, s["q_nope"], s["q_pe"], s["kv_cache"], s.weights["w_uk"], s.mask
-        ),
-    ),
-    "lse": Stage("T H", "log of the sum of their exponentials", lambda s: attention.softmax(STAGES["scores"].compute(s))[1]),
-    "p": Stage("T H N", "their softmax", lambda s: attention.softmax(STAGES["scores"].compute(s))[0]),
+    "scores": Stage("T H N", "scaled scores, -inf where a query does not attend", State.scores),
+    "lse": Stage("T H", "log of the sum of their exponentials", lambda s: attention.softmax(s.scores())[1]),
+    "p": Stage("T H N", "their softmax", lambda s: attention.softmax(s.scores())[0]),
     "o_lat": Stage(
         "T H L",
         "the latent output of the absorbed form",
-        lambda s: np.einsum(
-            "thn,nl->thl",
-            STAGES["p"].compute(s),
-            s["kv_cache"][:, : s.geometry.kv_lora_rank],
-            optimize=True,
-        ),
+        lambda s: np.einsum("thn,nl->thl", attention.softmax(s.scores())[0], s.latents, optimize=True),
     ),
     "attn": Stage("T H V", "the heads' outputs", _attn),
     "out": Stage(
@@ -290,15 +292,18 @@ def run(
     precision: str = "f64",
     form: str = "naive",
     angles: str = "closed",
+    rope_layout: str | None = None,
     backend: str = "auto",
 ) -> dict[str, Array]:
     """Every stage of a layer, in the number type of `precision`; of a shared layer, its `topk` is among the inputs.
 
     `inputs`: hidden_states [T, C] and positions [T]; past_c_kv [S, L] and past_k_pe [S, R] where rows were cached
     before, with an indexer past_index_k [S, d] and with pooled keys past_index_gate [S, d]; topk [T, k] of a shared
-    layer. `form` naive or absorbed, `angles` and `backend` as in rope and in dense. Raises InputError.
+    layer. `form` naive or absorbed, `angles` and `backend` as in rope and in dense. `rope_layout` neox: rotated rows
+    have their pairs parted, as past_k_pe then has. Raises InputError.
     """
     state = prepare(config, weights, inputs, precision=precision, form=form, angles=angles, backend=backend)
+    state.parted["rope"] = rope_layout is not None and choice("rope_layout", rope_layout, PAIRINGS) == "neox"
     found: dict[str, Array] = {}
     for name, stage in stages_of(config).items():
         state.values[name] = found[name] = stage.compute(state)

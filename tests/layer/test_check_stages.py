@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""check --stages against an engine that shares no code with it: honest ones pass, wrong ones fail where they are wrong."""
+
+import numpy as np
+import pytest
+from engine import CONFIG, DIRECT, GLM, INDEXED, LONGCAT, PLAIN, POOLED, Engine, random_states, random_weights
+from wrong_layers import WRONG, IndexWithoutRelu, KeysNotRotated, NoLatentNorm, ScaleWithoutMscale
+
+from mla_oracle import InputError
+from mla_oracle.dtypes import name_of
+from mla_oracle.layer import LayerConfig, check_weights
+from mla_oracle.layer.check import check_stages
+from mla_oracle.layer.stages import prepare
+
+TOKENS = 9
+FAMILIES = {
+    "yarn": CONFIG, "plain": PLAIN, "direct": DIRECT, "longcat": LONGCAT, "v3.2": INDEXED, "glm": GLM, "pooled": POOLED
+}  # fmt: skip
+
+
+def layer_of(config, weights):
+    """Our side of it, and the dtypes of the weights."""
+    read = LayerConfig.from_hf_config(config)
+    checked = check_weights({name.removesuffix(".weight"): w for name, w in weights.items()}, read)
+    return read, checked, {name: name_of(w.dtype) for name, w in checked.arrays.items()}
+
+
+def judged(config, engine, *, naive=True, dtype="f32", size=1.0, keep=None, past=True, start=0, **how):
+    """The verdict on what `engine` dumps for the last tokens of a sequence, its first ones cached by an honest one."""
+    weights = random_weights(config)
+    states = random_states(config, TOKENS + 2 if past else TOKENS, size=size)
+    positions = start + np.arange(len(states))
+    inputs = {"hidden_states": states, "positions": positions}
+    if past:
+        before = Engine(config, weights, dtype)(states[:2], positions[:2])
+        rank = config["kv_lora_rank"]
+        inputs = {
+            "hidden_states": states[2:],
+            "positions": positions[2:],
+            "past_c_kv": before["kv_cache"][:, :rank],
+            "past_k_pe": before["kv_cache"][:, rank:],
+        } | {f"past_{name}": before[name] for name in ("index_k", "index_gate") if name in before}
+    if dtype == "bf16":
+        inputs["hidden_states"] = inputs["hidden_states"].astype(engine(config, weights, "bf16").dtype)
+    dump = engine(config, weights, dtype, naive)(
+        inputs["hidden_states"], inputs["positions"], {k: v for k, v in inputs.items() if k.startswith("past")}
+    )
+    read, checked, stored = layer_of(config, weights)
+    if keep is not None:
+        dump = {name: array for name, array in dump.items() if name in keep}
+    return check_stages(prepare(read, checked, inputs), dump, stored=stored, **how)
+
+
+@pytest.mark.parametrize("past", [False, True], ids=["first-tokens", "after-others"])
+@pytest.mark.parametrize("naive", [True, False], ids=["naive", "absorbed"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_honest_engine_passes(family, dtype, naive, past):
+    verdict = judged(FAMILIES[family], Engine, dtype=dtype, naive=naive, past=past)
+    assert verdict.passed, verdict.reason
+    assert len(verdict.stages) >= 12
+
+
+@pytest.mark.parametrize("keep", [("out",), ("attn",), ("lse",), ("o_lat",), ("kv_cache", "attn"), ("q_pe", "kv_cache", "out")])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_honest_engine_passes_that_dumps_little(family, dtype, keep):
+    naive = keep != ("o_lat",)
+    more = ("topk",) if "index_topk" in FAMILIES[family] else ()
+    verdict = judged(FAMILIES[family], Engine, dtype=dtype, naive=naive, keep=keep + more)
+    assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda w: f"{w.engine.__name__}-{w.config['model_type']}-{w.dtype}")
+def test_a_wrong_engine_fails_at_the_stage_that_is_wrong(wrong):
+    verdict = judged(wrong.config, wrong.engine, dtype=wrong.dtype, naive=wrong.naive, size=wrong.size, past=False)
+    assert not verdict.passed
+    assert (verdict.first, verdict.row) == (wrong.first, wrong.row), verdict.reason
+    assert verdict.position == wrong.row  # the first token is at position 0
+    before = [finding for finding in verdict.stages if finding.stage == verdict.first or finding.passed]
+    assert verdict.stages[: verdict.stages.index(before[-1])]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("engine", "config", "keep", "first"),
+    [
+        (NoLatentNorm, CONFIG, ("out",), "out"),
+        (NoLatentNorm, CONFIG, ("kv_a", "kv_cache", "out"), "kv_cache"),
+        (KeysNotRotated, PLAIN, ("kv_cache", "out"), "kv_cache"),
+        (ScaleWithoutMscale, CONFIG, ("attn", "out"), "attn"),
+        (ScaleWithoutMscale, CONFIG, ("q_nope", "q_pe", "kv_cache", "lse"), "lse"),
+        (ScaleWithoutMscale, CONFIG, ("out",), "out"),
+        (IndexWithoutRelu, INDEXED, ("topk", "out"), "topk"),
+    ],
+)
+def test_a_wrong_engine_that_dumps_little_fails_at_the_first_stage_after_it(engine, config, keep, first, dtype):
+    verdict = judged(config, engine, keep=keep, dtype=dtype)
+    assert verdict.first == first, verdict.reason
+
+
+def test_an_error_is_told_where_it_is_made_and_nowhere_after():
+    verdict = judged(CONFIG, KeysNotRotated)
+    assert [finding.stage for finding in verdict.stages if not finding.passed] == ["k_pe"]
+    assert verdict.row == 0 and verdict.position == 2
+    assert "at query 0, position 2" in verdict.reason
+
+
+def test_rotated_rows_may_have_their_pairs_parted_if_all_have():
+    class Parted(Engine):
+        def rope_q(self, x, positions):
+            turned = self.rope(x, positions)
+            return np.concatenate([turned[..., 0::2], turned[..., 1::2]], -1)
+
+        rope_k = rope_q
+
+    assert judged(CONFIG, Parted, past=False).conventions["rope_layout"] == "neox"
+    assert judged(CONFIG, Parted, past=False).passed
+    assert judged(CONFIG, Parted, past=False, keep=("kv_cache", "attn")).passed
+    told = judged(CONFIG, Parted, past=False, rope_layout="interleaved")
+    assert (told.first, told.passed) == ("q_pe", False)
+    assert judged(CONFIG, Parted, past=False, rope_layout="neox").passed
+    assert not judged(CONFIG, Engine, past=False, rope_layout="neox").passed
+
+
+def test_f32_numbers_of_a_bf16_engine_are_judged_as_bf16():
+    class Widened(Engine):
+        def __call__(self, *args):
+            return {name: np.asarray(x, np.float32) if name != "topk" else x for name, x in super().__call__(*args).items()}
+
+    verdict = judged(CONFIG, Widened, dtype="bf16")
+    assert verdict.passed, verdict.reason
+    assert {finding.dtype for finding in verdict.stages} == {"bf16", "f32"}  # scores and lse are f32
+
+
+def test_a_value_that_is_no_number_fails():
+    class Broken(Engine):
+        def append(self, past, new):
+            rows = np.concatenate([past, new])
+            rows[4, 3] = np.nan
+            return rows
+
+    verdict = judged(CONFIG, Broken, past=False)
+    assert (verdict.first, verdict.row) == ("kv_cache", 4)
+    assert verdict.stages[[f.stage for f in verdict.stages].index("kv_cache")].units == np.inf
+
+
+def test_lse_in_base_two_is_a_convention():
+    class BaseTwo(Engine):
+        def __call__(self, *args):
+            stages = super().__call__(*args)
+            return stages | {"lse": stages["lse"] / np.float32(np.log(2))}
+
+    assert judged(CONFIG, BaseTwo).first == "lse"
+    assert judged(CONFIG, BaseTwo, lse_base="2").passed
+
+
+@pytest.mark.parametrize("angles", ["recurrence", "power", "closed", "table"])
+def test_far_positions_are_allowed_the_error_of_their_angle_mode(angles):
+    from mla_oracle import rope_interleaved
+
+    class Far(Engine):
+        def rope_q(self, x, positions):
+            return rope_interleaved(x, positions, base=self.config["rope_theta"], angles=angles)
+
+        rope_k = rope_q
+
+    start = 300_000
+    read, weights, stored = layer_of(PLAIN, random_weights(PLAIN))
+    states = random_states(PLAIN, TOKENS)
+    positions = start + np.arange(TOKENS)
+    dump = Far(PLAIN, random_weights(PLAIN))(states, positions)
+
+    def verdict(mode):
+        state = prepare(read, weights, {"hidden_states": states, "positions": positions}, angles=mode)
+        return check_stages(state, dump, stored=stored)
+
+    assert verdict("any").passed
+    assert verdict(angles).passed
+    if angles != "table":  # in f32 the angle is off by more than a table allows
+        assert verdict("table").first == "q_pe"
+
+
+@pytest.mark.parametrize(
+    ("dump", "said"),
+    [
+        ({}, "the dump holds no stage, expected one or more of q_a, q_a_norm"),
+        ({"q_b": np.zeros((2, 3), np.float32)}, "the dump holds q_b, expected stages: q_a, q_a_norm"),
+        ({"topk": np.zeros((9, 3), np.int64)}, "the layer has no such stage"),
+        ({"q": np.zeros((9, 3, 23), np.float32)}, "q is [9, 3, 23], expected [9, 3, 24]: [T, H, P+R]"),
+        ({"out": np.zeros((9, 48), np.int32)}, "out is i32, expected f32 or f16 or bf16 or f64"),
+    ],
+)
+def test_a_dump_that_is_none_is_told_in_one_line(dump, said):
+    read, weights, _ = layer_of(CONFIG, random_weights(CONFIG))
+    state = prepare(read, weights, {"hidden_states": random_states(CONFIG, 9), "positions": np.arange(9)})
+    with pytest.raises(InputError) as caught:
+        check_stages(state, dump)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_heads_may_be_joined_and_a_batch_of_one_may_lead():
+    class Flat(Engine):
+        def __call__(self, *args):
+            stages = super().__call__(*args)
+            return {name: stages[name].reshape(1, len(stages[name]), -1) for name in ("q", "q_nope", "attn", "out")}
+
+    verdict = judged(CONFIG, Flat)
+    assert verdict.passed and len(verdict.stages) == 4
