@@ -129,7 +129,8 @@ class Engine:
         q_nope = self.keep("q_nope", self.scale_q(q_nope))
         q_pe = self.keep("q_pe", self.scale_q(self.rope_q(q_pe, positions)))
         k_pe = self.keep("k_pe", self.rope_k(pe[:, None], positions)[:, 0])
-        cache = self.keep("kv_cache", self.append(np.concatenate([past_c, past_pe], 1), np.concatenate([c_kv, k_pe], 1)))
+        before, new = np.concatenate([past_c, past_pe], 1), np.concatenate([c_kv, k_pe], 1)
+        cache = self.keep("kv_cache", self.append(before, new))
         seen = self.seen(len(x), len(cache))
         if "index_n_heads" in self.config:
             seen = seen & self.index(x, q_a, positions, past or {}, seen)

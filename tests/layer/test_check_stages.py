@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check --stages against an engine that shares no code with it: honest ones pass, wrong ones fail where they are wrong."""
+"""check_stages against an engine that shares no code with it: honest ones pass, wrong ones fail where they are wrong."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,7 @@ from engine import CONFIG, DIRECT, GLM, INDEXED, LONGCAT, PLAIN, POOLED, Engine,
 from wrong_layers import WRONG, IndexWithoutRelu, KeysNotRotated, NoLatentNorm, ScaleWithoutMscale
 
 from mla_oracle import InputError
-from mla_oracle.dtypes import name_of
-from mla_oracle.layer import LayerConfig, check_weights
-from mla_oracle.layer.check import check_stages
-from mla_oracle.layer.stages import prepare
+from mla_oracle.layer import LayerConfig, check_stages, check_weights
 
 TOKENS = 9
 FAMILIES = {
@@ -19,10 +16,9 @@ FAMILIES = {
 
 
 def layer_of(config, weights):
-    """Our side of it, and the dtypes of the weights."""
+    """Our side of it."""
     read = LayerConfig.from_hf_config(config)
-    checked = check_weights({name.removesuffix(".weight"): w for name, w in weights.items()}, read)
-    return read, checked, {name: name_of(w.dtype) for name, w in checked.arrays.items()}
+    return read, check_weights({name.removesuffix(".weight"): w for name, w in weights.items()}, read)
 
 
 def judged(config, engine, *, naive=True, dtype="f32", size=1.0, keep=None, past=True, start=0, **how):
@@ -45,10 +41,10 @@ def judged(config, engine, *, naive=True, dtype="f32", size=1.0, keep=None, past
     dump = engine(config, weights, dtype, naive)(
         inputs["hidden_states"], inputs["positions"], {k: v for k, v in inputs.items() if k.startswith("past")}
     )
-    read, checked, stored = layer_of(config, weights)
+    read, checked = layer_of(config, weights)
     if keep is not None:
         dump = {name: array for name, array in dump.items() if name in keep}
-    return check_stages(prepare(read, checked, inputs), dump, stored=stored, **how)
+    return check_stages(read, checked, inputs, dump, **how)
 
 
 @pytest.mark.parametrize("past", [False, True], ids=["first-tokens", "after-others"])
@@ -61,7 +57,10 @@ def test_an_honest_engine_passes(family, dtype, naive, past):
     assert len(verdict.stages) >= 12
 
 
-@pytest.mark.parametrize("keep", [("out",), ("attn",), ("lse",), ("o_lat",), ("kv_cache", "attn"), ("q_pe", "kv_cache", "out")])
+FEW = [("out",), ("attn",), ("lse",), ("o_lat",), ("kv_cache", "attn"), ("q_pe", "kv_cache", "out")]
+
+
+@pytest.mark.parametrize("keep", FEW)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_honest_engine_passes_that_dumps_little(family, dtype, keep):
@@ -126,7 +125,7 @@ def test_rotated_rows_may_have_their_pairs_parted_if_all_have():
 def test_f32_numbers_of_a_bf16_engine_are_judged_as_bf16():
     class Widened(Engine):
         def __call__(self, *args):
-            return {name: np.asarray(x, np.float32) if name != "topk" else x for name, x in super().__call__(*args).items()}
+            return {name: np.asarray(x, np.float32) for name, x in super().__call__(*args).items()}
 
     verdict = judged(CONFIG, Widened, dtype="bf16")
     assert verdict.passed, verdict.reason
@@ -166,14 +165,13 @@ def test_far_positions_are_allowed_the_error_of_their_angle_mode(angles):
         rope_k = rope_q
 
     start = 300_000
-    read, weights, stored = layer_of(PLAIN, random_weights(PLAIN))
+    read, weights = layer_of(PLAIN, random_weights(PLAIN))
     states = random_states(PLAIN, TOKENS)
     positions = start + np.arange(TOKENS)
     dump = Far(PLAIN, random_weights(PLAIN))(states, positions)
 
     def verdict(mode):
-        state = prepare(read, weights, {"hidden_states": states, "positions": positions}, angles=mode)
-        return check_stages(state, dump, stored=stored)
+        return check_stages(read, weights, {"hidden_states": states, "positions": positions}, dump, angles=mode)
 
     assert verdict("any").passed
     assert verdict(angles).passed
@@ -192,10 +190,9 @@ def test_far_positions_are_allowed_the_error_of_their_angle_mode(angles):
     ],
 )
 def test_a_dump_that_is_none_is_told_in_one_line(dump, said):
-    read, weights, _ = layer_of(CONFIG, random_weights(CONFIG))
-    state = prepare(read, weights, {"hidden_states": random_states(CONFIG, 9), "positions": np.arange(9)})
+    read, weights = layer_of(CONFIG, random_weights(CONFIG))
     with pytest.raises(InputError) as caught:
-        check_stages(state, dump)
+        check_stages(read, weights, {"hidden_states": random_states(CONFIG, 9), "positions": np.arange(9)}, dump)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -4,23 +4,33 @@
     config = LayerConfig.from_hf_config("config.json", layer=3)
     weights = read_weights("model.safetensors.index.json", config, layer=3)
     stages = run(config, weights, {"hidden_states": x, "positions": positions})
+    verdict = check_stages(config, weights, {"hidden_states": x, "positions": positions}, dump)
 
 config.py, weights.py, hf_file.py and gguf_file.py say what a layer is; stages.py, rotation.py, indexer.py and
-attention.py compute it; spread.py, limits.py and check.py judge what an engine dumped; case_file.py is its file.
+attention.py compute it; dump.py, spread*.py, limits.py, choice.py and check.py judge what an engine dumped, verdict.py
+is the answer; case_file.py is a layer in a file, command.py the command line.
 """
 
+from .case_file import read_layer_case, write_layer_case
+from .check import check_stages
 from .config import Indexer, LayerConfig, LongRope
 from .stages import STAGES, run, stages_of
+from .verdict import Finding, LayerVerdict
 from .weights import Weights, check_weights, read_weights
 
 __all__ = [
     "STAGES",
+    "Finding",
     "Indexer",
     "LayerConfig",
+    "LayerVerdict",
     "LongRope",
     "Weights",
+    "check_stages",
     "check_weights",
+    "read_layer_case",
     "read_weights",
     "run",
     "stages_of",
+    "write_layer_case",
 ]

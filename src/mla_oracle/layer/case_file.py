@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer case: one safetensors file, schema mla-oracle-layer/1, that says which layer and what goes into it.
 
-    tensors    hidden_states [T, C], positions [T]; past_c_kv, past_k_pe, past_index_k, past_index_gate; topk (stages.py)
+    tensors    hidden_states [T, C], positions [T]; past_c_kv, past_k_pe, past_index_k, past_index_gate, topk (state.py)
     metadata   config   a config.json, its folder, or its text        weights   a file or folder (weights.py)
                layer    its number, 0 if not given                    prefix    of the weights' names in safetensors
-               norm_eps, index_rope, index_hadamard, index_scores, index_kpool      as LayerConfig.from_hf_config has them
+               norm_eps, index_rope, index_hadamard, index_scores, index_kpool      as LayerConfig.from_hf_config's
                angles   any, recurrence, power, closed or table       rope_layout, held, lse_base      as check_stages
 
 Paths are relative to the case file.
@@ -13,21 +13,20 @@ Paths are relative to the case file.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
 from ..arrays import Array, as_array
 from ..cases import format_convention, parse_bool, parse_choice, parse_float, parse_positive
-from ..dtypes import name_of
 from ..errors import InputError
 from ..exchange import LAYER_SCHEMA
 from ..rawfile import json_object
 from ..tensorfile import read_tensors, write_tensors
 from .config import PAIRINGS, LayerConfig
 from .rotation import ANGLE_MODES
-from .stages import INPUTS
+from .state import INPUTS
 from .weights import Weights, read_weights
 
 
@@ -35,19 +34,26 @@ def _natural(text: str) -> int:
     return 0 if text == "0" else parse_positive(text)
 
 
-OF_CONFIG = {
+OF_CONFIG: dict[str, Callable[[str], Any]] = {
     "norm_eps": parse_float,
     "index_rope": parse_choice(*PAIRINGS),
     "index_hadamard": parse_bool,
     "index_scores": parse_choice("f32", "fp8"),
     "index_kpool": parse_positive,
 }
-OF_CHECK = {
+OF_CHECK: dict[str, Callable[[str], Any]] = {
     "rope_layout": parse_choice(*PAIRINGS),
     "held": parse_choice("f64", "f32", "bf16", "f16"),
     "lse_base": parse_choice("e", "2"),
 }
-OTHERS = {"config": str, "weights": str, "layer": _natural, "prefix": str, "angles": parse_choice(*ANGLE_MODES)}
+OTHERS: dict[str, Callable[[str], Any]] = {
+    "config": str,
+    "weights": str,
+    "layer": _natural,
+    "prefix": str,
+    "angles": parse_choice(*ANGLE_MODES),
+}
+PARSERS = OF_CONFIG | OF_CHECK | OTHERS
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +67,6 @@ class LayerCase:
     angles: str
     how: dict[str, Any]  # rope_layout, held and lse_base, where given
 
-    @property
-    def stored(self) -> dict[str, str]:
-        """The dtype of every weight."""
-        return {name: name_of(array.dtype) for name, array in self.weights.arrays.items()}
-
 
 def read_layer_case(path: str | PathLike[str]) -> LayerCase:
     """The layer case in the file `path`, and the weights it names. Raises InputError."""
@@ -74,21 +75,20 @@ def read_layer_case(path: str | PathLike[str]) -> LayerCase:
         raise InputError(f"{fspath(path)}: schema is {metadata.get('schema')!r}, expected {LAYER_SCHEMA!r}")
     for name in tensors:
         if name not in INPUTS:
-            raise InputError(f"{fspath(path)}: tensor {name} does not belong to a layer case, expected {', '.join(INPUTS)}")
-    parsers = OF_CONFIG | OF_CHECK | OTHERS
+            raise InputError(f"{name} does not belong to a layer case, expected {', '.join(INPUTS)}")
     values: dict[str, Any] = {"layer": 0}
     for name, text in metadata.items():
         if name == "schema":
             continue
-        if name not in parsers:
-            raise InputError(f"{fspath(path)}: metadata {name} does not belong to a layer case, expected {', '.join(parsers)}")
+        if name not in PARSERS:
+            raise InputError(f"metadata {name} does not belong to a layer case, expected {', '.join(PARSERS)}")
         try:
-            values[name] = parsers[name](text)
+            values[name] = PARSERS[name](text)
         except ValueError as error:
-            raise InputError(f"{fspath(path)}: metadata {name} is {text!r}, expected {error}") from None
+            raise InputError(f"metadata {name} is {text!r}, expected {error}") from None
     for name in ("config", "weights"):
         if name not in values:
-            raise InputError(f"{fspath(path)}: metadata {name} is missing from the layer case")
+            raise InputError(f"metadata {name} is missing from the layer case")
     folder = os.path.dirname(fspath(path))
     source: str | Mapping[str, Any] = values["config"]
     if values["config"].lstrip().startswith("{"):
@@ -111,10 +111,9 @@ def write_layer_case(path: str | PathLike[str], inputs: Mapping[str, object], **
     Raises InputError for a name that is none, or a file that cannot be written.
     """
     arrays = {name: as_array(name, value) for name, value in inputs.items()}
-    known = OF_CONFIG | OF_CHECK | OTHERS
     for name in conventions:
-        if name not in known:
-            raise InputError(f"metadata {name} does not belong to a layer case, expected {', '.join(known)}")
+        if name not in PARSERS:
+            raise InputError(f"metadata {name} does not belong to a layer case, expected {', '.join(PARSERS)}")
     for name in arrays:
         if name not in INPUTS:
             raise InputError(f"tensor {name} does not belong to a layer case, expected {', '.join(INPUTS)}")

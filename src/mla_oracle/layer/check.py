@@ -13,90 +13,61 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .. import dtypes
-from ..arrays import Array, as_array, dtype_name
+from ..arrays import Array
 from ..checks import WIDE_FLOATS, choice, widen
 from ..errors import InputError
-from ..geometry import show
 from ..noise import UNIT
-from . import indexer
+from .choice import check_tokens, differences
+from .config import LayerConfig
+from .dump import narrowest, taken
 from .limits import Limit, attention_limit, limit
 from .spread import Spread
-from .stages import INPUTS, STAGES, State, stages_of
+from .stages import STAGES, stages_of
+from .state import State, prepare
+from .verdict import Finding, LayerVerdict, reason
+from .weights import Weights
 
 ATTENTION = ("lse", "o_lat", "attn")
 # What nothing else is computed from: only if dumped.
 LEAVES = ("k_nope", "v", "q_lat", "scores", "lse", "p", "o_lat")
-# What engines keep in f32 whatever they store else, and what holds no numbers: these do not tell what others are held in.
+# What engines keep in f32 whatever they store else, and what holds no numbers: these do not tell what others are in.
 WIDE = ("scores", "lse", "p", "index_weights", "index_scores", "topk")
 OF_ROPE = {"q_pe": "rope", "k_pe": "rope", "kv_cache": "rope", "index_q": "index_rope", "index_k": "index_rope"}
 LN2 = float(np.log(2))
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What was measured of one stage. `worst` is the element that decides; `row` the first query over the budget."""
-
-    stage: str
-    passed: bool
-    dtype: str  # that holds it
-    units: float | None  # the largest error over its budget
-    rows_over: int
-    rows: int
-    reason: str = ""
-    row: int | None = None
-    position: int | None = None
-    worst: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LayerVerdict:
-    """Pass or fail, the first stage that fails and its first query, and what was found of every stage of the dump."""
-
-    passed: bool
-    reason: str
-    first: str | None
-    row: int | None
-    position: int | None
-    stages: list[Finding]
-    missing: list[str]
-    conventions: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        for finding in fields["stages"]:
-            finding["verdict"] = "pass" if finding.pop("passed") else "fail"
-        return {"verdict": "pass" if fields.pop("passed") else "fail", **fields}
-
-
 def check_stages(
-    state: State,
+    config: LayerConfig,
+    weights: Weights,
+    inputs: Mapping[str, object],
     dump: Mapping[str, object],
     *,
+    angles: str = "any",
     held: str | None = None,
     rope_layout: str | None = None,
     lse_base: str = "e",
     numerics: Any = None,
-    stored: Mapping[str, str] | None = None,
 ) -> LayerVerdict:
-    """The verdict on `dump`, stages by their names, of the layer that `state` (stages.prepare, f64) was prepared for.
+    """The verdict on `dump`, stages by their names, of a layer that was given `inputs` (as of stages.run).
 
-    `held`: the dtype of stages that are not dumped; None: the coarsest of those that are, or of the hidden states. `rope_layout`: how rotated
-    rows of adjacent pairs are stored, interleaved or neox (pairs parted); None: either. `numerics`: what the attention
-    rounds, see numerics.resolve. `stored`: the dtypes of the weights in their file. Raises InputError.
+    `held`: the dtype of stages that are not dumped; None: the coarsest of those that are, or of the hidden states.
+    `rope_layout`: how rotated rows of adjacent pairs are stored, interleaved or neox (pairs parted); None: either.
+    `angles`: the mode of the angles, "any" allows for each. `numerics`: what the attention rounds, see
+    numerics.resolve. Raises InputError.
     """
-    stages = stages_of(state.config)
-    given = {name: _taken(name, value, stages, state) for name, value in dump.items()}
+    state = prepare(config, weights, inputs, angles=angles)
+    stages = stages_of(config)
+    given = {name: taken(name, value, state) for name, value in dump.items()}
     if not given:
         raise InputError(f"the dump holds no stage, expected one or more of {', '.join(stages)}")
     choice("lse_base", lse_base, ("e", "2"))
     if held is None:
-        own = [array for name, array in given.items() if name not in WIDE] or [_narrowest(state["hidden_states"])]
+        own = [array for name, array in given.items() if name not in WIDE] or [narrowest(state["hidden_states"])]
         held = max((dtypes.name_of(array.dtype) for array in own), key=UNIT.__getitem__)
         held = "f32" if not any(name not in WIDE for name in given) and held == "f64" else held
     choice("held", held, WIDE_FLOATS)
@@ -104,10 +75,10 @@ def check_stages(
         choice("rope_layout", rope_layout, ("interleaved", "neox"))
     settled = {"rope": rope_layout is not None, "index_rope": False}
     state.parted["rope"] = rope_layout == "neox"
-    spread = Spread(state, held, dict(stored or {}), {})
+    spread = Spread(state, held, weights.dtypes(), {})
     judge = _Judge(state, spread, given, numerics, lse_base)
     findings = []
-    for name, stage in stages.items():
+    for name in stages:
         if name in LEAVES and name not in given:
             continue
         kind = OF_ROPE.get(name)
@@ -129,7 +100,7 @@ def check_stages(
     first = failed[0] if failed else None
     return LayerVerdict(
         passed=first is None,
-        reason=_reason(findings, first),
+        reason=reason(findings, first),
         first=None if first is None else first.stage,
         row=None if first is None else first.row,
         position=None if first is None else first.position,
@@ -156,67 +127,6 @@ def _layout(state: State) -> str:
     return "interleaved" if state.geometry.rope_interleave and not state.parted["rope"] else "neox"
 
 
-def _reason(findings: list[Finding], first: Finding | None) -> str:
-    if first is None:
-        largest = max(findings, key=lambda finding: finding.units or 0.0)
-        return f"{len(findings)} stages are within their budgets (at most {largest.units or 0.0:.3g} of it, {largest.stage})"
-    others = [finding.stage for finding in findings if not finding.passed and finding is not first]
-    after = f"; after it {', '.join(others)}" if others else ""
-    return f"{first.stage} is the first stage that leaves its budget: {first.reason}{after}"
-
-
-def _taken(name: str, value: object, stages: Mapping[str, Any], state: State) -> Array:
-    """A stage of the dump with the axes of STAGES, in the dtype that holds it; heads may be joined, a 1 lead."""
-    if name not in STAGES:
-        raise InputError(f"the dump holds {name}, expected stages: {', '.join(stages)}")
-    if name not in stages:
-        raise InputError(f"the dump holds {name}, expected {', '.join(stages)}: the layer has no such stage")
-    array = as_array(name, value)
-    kind = dtype_name(name, array)
-    expected = shape_of(state, name)
-    if name == "topk":
-        if kind not in ("i64", "i32"):
-            raise InputError(f"{name} is {kind}, expected i64 or i32")
-        if array.ndim == 3 and len(array) == 1:
-            array = array[0]
-        if array.ndim != 2 or len(array) != expected[0]:
-            raise InputError(f"{name} is {list(array.shape)}, expected [{expected[0]}, k]")
-        return array.astype(np.int64)
-    if kind not in WIDE_FLOATS:
-        raise InputError(f"{name} is {kind}, expected {' or '.join(WIDE_FLOATS)}")
-    rows = array.shape[1:] if array.ndim > 1 and array.shape[0] == 1 and array.shape[1:2] == expected[:1] else array.shape
-    joined = (expected[0], int(np.prod(expected[1:])))
-    if tuple(rows) not in (expected, joined):
-        letters = ", ".join(STAGES[name].axes.split())
-        raise InputError(f"{name} is {list(array.shape)}, expected {list(expected)}: [{letters}]")
-    return _narrowest(np.ascontiguousarray(array).reshape(expected))
-
-
-def shape_of(state: State, name: str) -> tuple[int, ...]:
-    """The shape of a stage, before anything is computed."""
-    g, c = state.geometry, state.config
-    tokens = len(state["past_c_kv"]) + len(state["hidden_states"])
-    n = c.indexer.num_heads if c.indexer is not None else 0
-    size = (c.indexer.kpool or 1) if c.indexer is not None else 1
-    sizes = {
-        "T": len(state["hidden_states"]), "N": tokens, "H": g.num_heads, "P": g.qk_nope_head_dim, "V": g.v_head_dim,
-        "R": g.qk_rope_head_dim, "L": g.kv_lora_rank, "L+R": g.latent_dim, "P+R": g.qk_head_dim, "C": g.hidden_size,
-        "Q": g.q_lora_rank, "n": n, "d": c.indexer.head_dim if c.indexer is not None else 0, "keys": tokens // size, "k": 0,
-    }  # fmt: skip
-    return tuple(int(sizes[letter] or 0) for letter in STAGES[name].axes.split())
-
-
-def _narrowest(array: Array) -> Array:
-    """`array` in the narrowest of its own format, bf16 and f16 that holds every number of it."""
-    if dtypes.name_of(array.dtype) in ("bf16", "f16") or not array.size:
-        return array
-    for name in ("bf16", "f16"):
-        narrow = dtypes.round_to(array, name)
-        if np.array_equal(narrow.astype(array.dtype), array, equal_nan=True):
-            return narrow
-    return array
-
-
 class _Judge:
     def __init__(self, state: State, spread: Spread, given: Mapping[str, Array], numerics: Any, lse_base: str) -> None:
         self.state, self.spread, self.given, self.numerics = state, spread, given, numerics
@@ -232,7 +142,7 @@ class _Judge:
         if name not in self.given:
             return Finding(name, True, self.spread.held, None, 0, 0)
         if name == "topk":
-            return self._chosen(truth)
+            return self._choice(truth)
         actual = widen(self.given[name], np.float64)
         dtype = dtypes.name_of(self.given[name].dtype)
         if name == "lse":
@@ -301,25 +211,17 @@ class _Judge:
         head = tuple(int(i) for i in np.unravel_index(int(units[row].argmax()), units[row].shape))
         index = (row, *head, int(z[head].argmax()))
         allowed = float(limits.scale[index] * limits.largest[index[:-1]])
-        if name == "lse":
-            index_shown = index[:-1]
-        else:
-            index_shown = index
-        worst = {
-            "index": list(index_shown),
-            "actual": _number(actual[index]),
-            "expected": _number(truth[index]),
-            "allowed": float(f"{allowed:.3g}"),
-        }
+        shown = list(index[:-1] if name == "lse" else index)
+        values = {"actual": float(actual[index]), "expected": float(truth[index]), "allowed": float(f"{allowed:.3g}")}
         largest = float(f"{of_rows.max(initial=0):.3g}")
         said = (
-            f"{name}{list(index_shown)} is {actual[index]:.9g} where {truth[index]:.9g} is expected, {of_rows[row]:.3g} times"
-            f" its budget, {self._where(name, row)} ({over.size} of {len(of_rows)} rows)"
+            f"{name}{shown} is {actual[index]:.9g} where {truth[index]:.9g} is expected, {of_rows[row]:.3g} times its"
+            f" budget, {self._where(name, row)} ({over.size} of {len(of_rows)} rows)"
         )
         position = self._position(name, row) if over.size else None
         return Finding(
             name, not over.size, dtype, largest, int(over.size), len(of_rows), said if over.size else "",
-            row if over.size else None, position, worst,
+            row if over.size else None, position, {"index": shown, **values},
         )  # fmt: skip
 
     def _position(self, name: str, row: int) -> int | None:
@@ -335,53 +237,13 @@ class _Judge:
         axis = STAGES[name].axes.split()[0]
         return f"at query {row}, position {position}" if axis == "T" else f"in row {row}, position {position}"
 
-    def _chosen(self, truth: Array) -> Finding:
-        """Whether the tokens that the engine chose have the largest scores, up to what scores may be off by."""
-        state, topk = self.state, self.given["topk"]
-        count = state.seen.shape[1]
-        bad = np.argwhere((topk < -1) | (topk >= count))
-        if len(bad):
-            t, i = (int(x) for x in bad[0])
-            raise InputError(f"topk[{t}, {i}] is {topk[t, i]}, expected -1 or a token below {count}")
-        theirs = indexer.selected(topk, count) & state.seen  # what a query does not see is masked
-        ours = indexer.selected(truth, count) & state.seen
-        state.values["topk"] = topk
-        scores = state["index_scores"]
-        size = state.indexer.kpool or 1
-        off = self.spread.errors.get("index_scores")
-        if off is None:
-            off = np.zeros_like(scores)
-        off = off * limit(off[..., None]).largest
-        wrong, worst = [], {}
-        for t in range(len(ours)):
-            if theirs[t].sum() != ours[t].sum():
-                reason = f"{int(theirs[t].sum())} tokens are chosen where {int(ours[t].sum())} are expected"
-            else:
-                extra, lacking = (np.flatnonzero(a & ~b) for a, b in ((theirs[t], ours[t]), (ours[t], theirs[t])))
-                if not extra.size:
-                    continue
-                whole = scores.shape[1] * size
-                if (extra >= whole).any() or (lacking >= whole).any():
-                    reason = f"token {extra[0]} is chosen and {lacking[0]} is not"
-                else:
-                    low = extra[np.argmin(scores[t, extra // size])]
-                    high = lacking[np.argmax(scores[t, lacking // size])]
-                    a, b = scores[t, low // size], scores[t, high // size]
-                    if b - a <= off[t, low // size] + off[t, high // size]:
-                        continue
-                    reason = f"token {low} of score {a:.6g} is chosen and token {high} of score {b:.6g} is not"
-            if not wrong:
-                worst = {"reason": reason}
-            wrong.append(t)
-        row = wrong[0] if wrong else None
-        said = f"{worst['reason']}, {self._where('topk', row)} ({len(wrong)} of {len(ours)} rows)" if row is not None else ""
-        position = None if row is None else int(state["positions"][row])
-        units = float("inf") if wrong else 0.0
-        return Finding("topk", not wrong, "i64", units, len(wrong), len(ours), said, row, position, worst)
-
-
-def _number(x: Any) -> float:
-    return float(x)
-
-
-__all__ = ["INPUTS", "Finding", "LayerVerdict", "check_stages", "shape_of", "show"]
+    def _choice(self, ours: Array) -> Finding:
+        topk = self.given["topk"]
+        check_tokens(topk, self.state.seen.shape[1])
+        wrong = differences(self.spread, topk, ours)
+        self.state.values["topk"] = topk
+        if not wrong:
+            return Finding("topk", True, "i64", 0.0, 0, len(ours))
+        row = min(wrong)
+        said = f"{wrong[row]}, {self._where('topk', row)} ({len(wrong)} of {len(ours)} rows)"
+        return Finding("topk", False, "i64", np.inf, len(wrong), len(ours), said, row, self._position("topk", row))

@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..exchange import read_result, write_result
 from .case_file import read_layer_case
 from .check import check_stages
-from .stages import prepare, run
+from .stages import run
 
 JSON = dict[str, Any]
 
@@ -19,8 +19,8 @@ JSON = dict[str, Any]
 def check(source: str, dump: str, *, numerics: str | None = None) -> JSON:
     """The verdict on the stages in the file `dump`, in the order of the layer."""
     case = read_layer_case(source)
-    state = prepare(case.config, case.weights, case.inputs, angles=case.angles)
-    verdict = check_stages(state, read_result(dump), numerics=numerics, stored=case.stored, **case.how)
+    how: JSON = {"angles": case.angles, "numerics": numerics, **case.how}
+    verdict = check_stages(case.config, case.weights, case.inputs, read_result(dump), **how)
     return {"case": case.name, **verdict.as_json()}
 
 

@@ -42,7 +42,7 @@ NAMES = {
 SPLIT = {"attn_k_b": "w_uk", "attn_v_b": "w_uv"}
 # Of a block, but not of its attention.
 OTHERS = ("attn_norm", "ffn_", "exp_probs_b", "post_attention", "post_ffw", "nextn", "layer_output")
-ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "glm4_moe_lite", "minicpm3", "kimi-linear", "glm5-next", "mistral4")
+ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "minicpm3", "kimi-linear", "mistral4")
 
 
 def read_gguf(path: str | PathLike[str], config: LayerConfig, layer: int) -> Weights:

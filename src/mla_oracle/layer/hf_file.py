@@ -60,8 +60,8 @@ def _read(path: str, prefix: str) -> dict[str, Array]:
         raise InputError(f"{path} holds neither {INDEX} nor {SINGLE}")
     if not path.endswith(".json"):
         return read_tensors(path, wanted=lambda name: name.startswith(prefix))[0]
-    with naming(path, "read"), open_regular(path) as file:
-        index = json_object(read_bytes(file, os.fstat(file.fileno()).st_size).tobytes(), "it").get("weight_map")
+    with naming(path, "read"), open_regular(path) as opened:
+        index = json_object(read_bytes(opened, os.fstat(opened.fileno()).st_size).tobytes(), "it").get("weight_map")
         if not isinstance(index, dict):
             raise InputError(f"weight_map is {short(index)}, expected an object")
         of_layer = {name: shard for name, shard in index.items() if name.startswith(prefix)}

@@ -23,11 +23,12 @@ from .. import budget, dtypes
 from ..arrays import Array
 from ..budget import MARGIN
 from ..cases import Case, NaiveCase, PagedCase
+from ..dense import absorb_query
 from ..noise import LONE
 from ..numerics import Numerics, resolve
 from ..oracle import expected
 from .spread import Spread
-from .stages import State
+from .state import State
 
 
 class Limit(NamedTuple):
@@ -42,7 +43,8 @@ class Limit(NamedTuple):
         z = self.ratio(actual, truth)
         n = z.shape[-1]
         rms = np.sqrt(np.square(z).mean(axis=-1)) if n else np.zeros(z.shape[:-1])
-        return np.maximum(rms / self.rms, z.max(axis=-1, initial=0) / self.largest)
+        units: Array = np.maximum(rms / self.rms, z.max(axis=-1, initial=0) / self.largest)
+        return units
 
     def ratio(self, actual: Array, truth: Array) -> Array:
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -79,7 +81,8 @@ def attention_limit(
         declared = resolve(numerics, case, kinds)
         truth = expected(case, precision="f64")
         own = budget.budget(case, declared, truth)
-        parts = (own.lse_scale, own.lse_max, own.lse_max) if result == "lse" else (own.out_scale, own.out_rms, own.out_max)
+        of_out = own.out_scale, own.out_rms, own.out_max
+        parts = (own.lse_scale, own.lse_max, own.lse_max) if result == "lse" else of_out
         shape = state[name][queries].shape
         rows = shape if result == "lse" else shape[:-1]
         found.append((parts[0].reshape(shape), parts[1].reshape(rows), parts[2].reshape(rows)))
@@ -99,7 +102,7 @@ def attention_limit(
 def _cases(spread: Spread, name: str, dumped: Mapping[str, Array]) -> list[tuple[slice, Case]]:
     """What a kernel was given: of all queries at once, or where they chose their tokens of one after the other."""
     state, mask = spread.state, spread.state.mask
-    held = {
+    held: dict[str, Array] = {
         stage: dumped[stage] if stage in dumped else dtypes.round_to(state[stage], spread.held)
         for stage in ("q_nope", "q_pe", "q_lat", "kv_cache")
         if stage in state.values
@@ -118,12 +121,20 @@ def _case(state: State, name: str, held: Mapping[str, Array], queries: slice, to
         q_nope = held["q_nope"][queries]
         if q_nope.dtype != q_pe.dtype:
             q_nope, q_pe = q_nope.astype(np.float32), q_pe.astype(np.float32)
-        w = {key: state.weights[key].astype(np.float32) for key in ("w_uk", "w_uv")}
         L = g.kv_lora_rank
         return NaiveCase(
-            q_nope=q_nope, q_pe=q_pe, c_kv=rows[:, :L], k_pe=rows[:, L:], **w, softmax_scale=g.softmax_scale
+            q_nope=q_nope,
+            q_pe=q_pe,
+            c_kv=rows[:, :L],
+            k_pe=rows[:, L:],
+            w_uk=state.weights["w_uk"].astype(np.float32),
+            w_uv=state.weights["w_uv"].astype(np.float32),
+            softmax_scale=g.softmax_scale,
         )
-    q_lat = held["q_lat"][queries] if "q_lat" in held else dtypes.round_to(_absorbed(state)[queries], dtypes.name_of(q_pe.dtype))
+    if "q_lat" in held:
+        q_lat = held["q_lat"][queries]
+    else:
+        q_lat = absorb_query(state["q_nope"], state.weights["w_uk"], precision="f64")[queries]
     q = np.concatenate([q_lat.astype(q_pe.dtype), q_pe], axis=-1)
     return PagedCase(
         q=q[None],
@@ -133,8 +144,3 @@ def _case(state: State, name: str, held: Mapping[str, Array], queries: slice, to
         softmax_scale=g.softmax_scale,
         head_dim_v=g.kv_lora_rank,
     )
-
-
-def _absorbed(state: State) -> Array:
-    found: Array = np.einsum("thp,hpl->thl", state["q_nope"], state.weights["w_uk"], optimize=True)
-    return found

@@ -10,7 +10,7 @@ independent. What is rounded (u = the unit roundoff, RMS = 0.4247 that of a roun
     a weight               to the dtype the layer stores, where the file's is finer
     a norm                 its mean, root, quotient and products in f32; once more to the stored dtype before the weight
     a rotation             the angle in its mode; cosine and sine (in f32 at best), products and sum in the stored dtype
-    a stage                to the dtype of the dump; of a stage that is not dumped, to the coarsest dtype of those that are
+    a stage                to the dtype of the dump; where it is not dumped, to the coarsest dtype of those that are
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..arrays import Array
 from ..geometry import yarn_mscale
 from ..noise import RMS, UNIFORM, UNIT, coarser, drift, spacing, walk
 from .rotation import angle_errors
-from .stages import State
+from .state import State
 
 U32 = UNIT["f32"]
 
@@ -102,7 +102,8 @@ class Spread:
         angle = angle.reshape(len(angle), *[1] * (x.ndim - 2), -1)
         first, second = slice(0, width, 2), slice(1, width, 2)
         halves = slice(0, width // 2), slice(width // 2, width)
-        a, b = (x[..., i] for i in ((first, second) if pairing == "interleaved" else halves))
+        paired = (first, second) if pairing == "interleaved" else halves
+        a, b = (x[..., i] for i in paired)
         size = np.square(a) + np.square(b)
         yarn = s.geometry.yarn
         amplitude = s.config.longrope.amplitude if s.config.longrope is not None else 1.0
@@ -110,7 +111,7 @@ class Spread:
             amplitude = yarn_mscale(yarn.factor, yarn.mscale) / yarn_mscale(yarn.factor, yarn.mscale_all_dim)
         squared = size * amplitude**2 * (np.square(angle) + 4 * (RMS * max(UNIT[self.held], U32)) ** 2)
         if errors is not None:
-            parts = [np.broadcast_to(errors, x.shape)[..., i] for i in ((first, second) if pairing == "interleaved" else halves)]
+            parts = [np.broadcast_to(errors, x.shape)[..., i] for i in paired]
             squared = squared + amplitude**2 * np.maximum(*parts)
         parted = pairing != "interleaved" or s.parted[kind]
         for i in halves if parted else (first, second):

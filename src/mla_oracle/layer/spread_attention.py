@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of the attention's stages (spread.py), but for what an honest kernel adds, which is the budget's (limits.py).
+"""The errors of the attention's stages (spread.py); what its kernel adds to lse, o_lat and attn is in limits.py.
 
 `attended` carries the errors of queries and cached rows through the softmax: an error of a score moves the output by
 its weight times how far the key's value is from the output.
@@ -37,7 +37,7 @@ def _q_lat(e: Spread, out: Array) -> Array:
 
 
 class _Products:
-    """Of the scores: the root sums of squares of what they add up, unscaled, squared; and what is known of their parts."""
+    """Of the scores: the sums of squares of what they add up, unscaled, and the errors that come with it."""
 
     def __init__(self, e: Spread) -> None:
         s = self.s = e.state

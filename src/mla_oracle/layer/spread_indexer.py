@@ -22,8 +22,8 @@ def _index_rows(e: Spread, x: Array, errors: Array, out: Array) -> Array:
         turned = e.state.rotated(x, indexed.pairing, "index_rope")
         squared = e.rotation(x, errors + np.square(e.rounding(x, e.held)), turned, indexed.pairing, "index_rope")
     if indexed.hadamard:
-        squared = squared.mean(axis=-1, keepdims=True) + (RMS * UNIT[e.held]) ** 2 * np.square(x).mean(-1, keepdims=True)
-        squared = squared + (RMS * U32) ** 2 * math.log2(x.shape[-1]) * np.square(x).mean(axis=-1, keepdims=True)
+        once = (RMS * UNIT[e.held]) ** 2 + (RMS * U32) ** 2 * math.log2(x.shape[-1])
+        squared = squared.mean(axis=-1, keepdims=True) + once * np.square(x).mean(axis=-1, keepdims=True)
     return np.broadcast_to(squared, out.shape)
 
 
@@ -49,8 +49,8 @@ def _index_keys(e: Spread, out: Array) -> Array:
     for past, new in (("past_index_k", "index_k"), ("past_index_gate", "index_gate")):
         if new in s.values:
             errors = e.errors.get(new)
-            rows = np.zeros((len(s[past]), s.indexer.head_dim))
-            found.append(np.concatenate([rows, np.zeros_like(s[new]) if errors is None else errors]))
+            before = np.zeros((len(s[past]), s.indexer.head_dim))
+            found.append(np.concatenate([before, np.zeros_like(s[new]) if errors is None else errors]))
     size = s.indexer.kpool
     if size is None:
         return found[0]

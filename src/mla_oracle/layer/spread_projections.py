@@ -27,7 +27,8 @@ def _q(e: Spread, out: Array) -> Array:
 
 
 def _q_a_norm(e: Spread, out: Array) -> Array:
-    return np.sqrt(e.norm(e.state["q_a"], e.squares("q_a"), "q_a_layernorm", e.state.config.norm_eps, out, centred=False))
+    eps = e.state.config.norm_eps
+    return np.sqrt(e.norm(e.state["q_a"], e.squares("q_a"), "q_a_layernorm", eps, out, centred=False))
 
 
 def _kv_a_norm(e: Spread, out: Array) -> Array:
@@ -44,7 +45,8 @@ def _scaled(e: Spread, name: str, part: slice, factor: Array | float, out: Array
     errors = e.squares(name)
     once = np.where(np.asarray(factor) == 1, 0.0, (RMS * UNIT[e.held]) ** 2)
     found = once * np.square(out)
-    return np.sqrt(found if errors is None else found + errors[..., part] * np.square(factor))
+    total: Array = np.sqrt(found if errors is None else found + errors[..., part] * np.square(factor))
+    return total
 
 
 def _c_kv(e: Spread, out: Array) -> Array:
@@ -63,7 +65,8 @@ def _q_pe(e: Spread, out: Array) -> Array:
     pairing = "interleaved" if s.geometry.rope_interleave else "neox"
     once = np.where(factor == 1, 0.0, (RMS * UNIT[e.held]) ** 2)
     found = e.rotation(s["q"][..., P:] * factor, errors, out, pairing, "rope")
-    return np.sqrt(found + once * np.square(out))
+    total: Array = np.sqrt(found + once * np.square(out))
+    return total
 
 
 def _k_pe(e: Spread, out: Array) -> Array:

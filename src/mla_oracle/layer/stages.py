@@ -11,101 +11,17 @@ are the heads of the indexer and their size. A stage is computed from those befo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import FLOATS, Array, Axes
-from ..checks import WIDE_FLOATS, choice, number_type, widen
+from ..arrays import Array
+from ..checks import choice
 from ..dense import absorb_query
-from ..errors import InputError
-from ..geometry import Geometry
-from ..rope import INTEGERS
 from . import attention, indexer
-from .config import PAIRINGS, Indexer, LayerConfig
-from .rotation import ANGLE_MODES, regrouped, rotate
+from .config import PAIRINGS, LayerConfig
+from .state import State, pooled, prepare
 from .weights import Weights
-
-INPUTS = {
-    "hidden_states": "T C",
-    "positions": "T",
-    "past_c_kv": "S L",  # as cached: normed, and scaled in LongCat
-    "past_k_pe": "S R",  # as cached: rotated, in the layout of the engine
-    "past_index_k": "S d",
-    "past_index_gate": "S d",  # with pooled keys
-    "topk": "T k",  # of a shared layer: what the last full layer chose
-}
-
-
-@dataclass
-class State:
-    """A layer at work: what is given, and the stages computed so far."""
-
-    config: LayerConfig
-    weights: dict[str, Array]  # in `real`
-    values: dict[str, Array]  # inputs and stages, in `real`
-    real: Any
-    angles: str = "any"
-    form: str = "naive"
-    backend: str = "auto"
-    # Whether rotated rows have their pairs parted, as engines store them that rotate adjacent pairs by halves.
-    parted: dict[str, bool] = field(default_factory=lambda: {"rope": False, "index_rope": False})
-
-    def __getitem__(self, name: str) -> Array:
-        return self.values[name]
-
-    @property
-    def geometry(self) -> Geometry:
-        return self.config.geometry
-
-    @property
-    def indexer(self) -> Indexer:
-        found = self.config.indexer
-        assert found is not None
-        return found
-
-    @property
-    def seen(self) -> Array:
-        """[T, N] bool: the tokens that each query sees."""
-        T = len(self["hidden_states"])
-        return attention.visible(T, T + len(self["past_c_kv"]))
-
-    @property
-    def mask(self) -> Array:
-        """[T, N] bool: the tokens that each query attends to."""
-        seen = self.seen
-        return seen if self.config.indexer is None else seen & indexer.selected(self["topk"], seen.shape[1])
-
-    @property
-    def query_factor(self) -> Array:
-        """[T, 1, 1]: what multiplies a query after its projection: LongCat's scale, and Mistral 4's by position."""
-        g = self.geometry
-        factor = np.full(len(self["positions"]), g.mla_scale_q_lora, self.real)
-        if g.llama_4_scaling_beta and g.yarn is not None:
-            turns = self["positions"] // g.yarn.original_max_position_embeddings
-            factor *= (1 + g.llama_4_scaling_beta * np.log1p(turns.astype(np.float64))).astype(self.real)
-        return factor[:, None, None]
-
-    @property
-    def latents(self) -> Array:
-        """[N, L]: the latent part of the cached rows."""
-        return self["kv_cache"][:, : self.geometry.kv_lora_rank]
-
-    def scores(self) -> Array:
-        """[T, H, N] scaled scores: from the absorbed queries or the decompressed keys, where there are some."""
-        parts = {name: self.values.get(name) for name in ("q_lat", "k_nope")}
-        return attention.scores(
-            self.geometry, self["q_nope"], self["q_pe"], self["kv_cache"], self.weights["w_uk"], self.mask, **parts
-        )
-
-    def linear(self, x: str, weight: str) -> Array:
-        found: Array = self[x] @ self.weights[weight].T
-        return found
-
-    def rotated(self, x: Array, pairing: str, kind: str) -> Array:
-        out = rotate(self.config, x, self["positions"], pairing, self.angles, self.real)
-        return regrouped(self.config, out) if self.parted[kind] and pairing == "interleaved" else out
 
 
 class Stage(NamedTuple):
@@ -180,10 +96,6 @@ def _full(config: LayerConfig) -> bool:
     return config.indexer is not None and not config.indexer.shared
 
 
-def _pooled(config: LayerConfig) -> bool:
-    return config.indexer is not None and not config.indexer.shared and config.indexer.kpool is not None
-
-
 def _low_rank(config: LayerConfig) -> bool:
     return config.geometry.q_lora_rank is not None
 
@@ -244,7 +156,7 @@ STAGES: dict[str, Stage] = {
         "T d",
         "the gate of pooled keys",
         lambda s: s.linear("hidden_states", "indexer.index_kpool_compress_gate"),
-        _pooled,
+        pooled,
     ),
     "index_keys": Stage("keys d", "all its keys: of tokens, or pooled", _index_keys, _full),
     "index_weights": Stage(
@@ -255,7 +167,10 @@ STAGES: dict[str, Stage] = {
     ),
     "index_scores": Stage("T keys", "its scores, -inf where a key is not seen", _index_scores, _full),
     "topk": Stage(
-        "T k", "the chosen tokens, ascending, then -1", lambda s: indexer.choose(s.indexer, s["index_scores"], s.seen), _full
+        "T k",
+        "the chosen tokens, ascending, then -1",
+        lambda s: indexer.choose(s.indexer, s["index_scores"], s.seen),
+        _full,
     ),
     "k_nope": Stage("N H P", "decompressed keys", lambda s: _of_cache(s, "w_uk")),
     "v": Stage("N H V", "decompressed values", lambda s: _of_cache(s, "w_uv")),
@@ -308,62 +223,3 @@ def run(
     for name, stage in stages_of(config).items():
         state.values[name] = found[name] = stage.compute(state)
     return found
-
-
-def prepare(
-    config: LayerConfig,
-    weights: Weights,
-    inputs: Mapping[str, object],
-    *,
-    precision: str = "f64",
-    form: str = "naive",
-    angles: str = "any",
-    backend: str = "auto",
-) -> State:
-    """A layer at work on checked inputs, no stage computed. Arguments as of `run`. Raises InputError."""
-    real, _ = number_type(precision)
-    choice("form", form, tuple(attention.FORMS))
-    choice("angles", angles, ANGLE_MODES)
-    g = config.geometry
-    axes = Axes(C=g.hidden_size or 0, L=g.kv_lora_rank, R=g.qk_rope_head_dim)
-    kinds = {"hidden_states", "positions", "past_c_kv", "past_k_pe"}
-    if config.indexer is not None:
-        axes["d"] = config.indexer.head_dim
-        kinds |= {"topk"} if config.indexer.shared else {"past_index_k"}
-        kinds |= {"past_index_gate"} if _pooled(config) else set()
-    for name in inputs:
-        if name not in kinds:
-            raise InputError(f"{name} is given, expected {', '.join(k for k in INPUTS if k in kinds)}")
-    values: dict[str, Array] = {}
-    for name, letters in INPUTS.items():
-        if name not in kinds:
-            continue
-        if name not in inputs:
-            if not name.startswith("past_"):
-                raise InputError(f"{name} is missing, expected [{', '.join(letters.split())}]")
-            if axes.get("S", 0):
-                raise InputError(f"{name} is missing, expected {axes['S']} rows, as past_c_kv has")
-            axes["S"] = 0
-            values[name] = np.zeros((0, axes[letters.split()[1]]), real)
-            continue
-        whole = name in ("positions", "topk")
-        array = axes.take(name, inputs[name], letters, INTEGERS if whole else WIDE_FLOATS if real == np.float64 else FLOATS)
-        values[name] = np.array(array, np.int64) if whole else widen(array, real)
-    if not axes["T"]:
-        raise InputError("hidden_states has 0 tokens, expected 1 or more")
-    state = State(config, weights.widened(real), values, real, angles, form, backend)
-    if "topk" in values:
-        check_choice("topk", values["topk"], state.seen)
-    return state
-
-
-def check_choice(name: str, topk: Array, seen: Array) -> None:
-    """Raise InputError unless topk [T, k] holds, for each query, distinct tokens that it sees, one or more, and -1."""
-    for t, row in enumerate(topk):
-        tokens = row[row >= 0]
-        limit = int(seen[t].sum())
-        if (row < -1).any() or (tokens >= limit).any():
-            i = int(np.argmax((row < -1) | (row >= limit)))
-            raise InputError(f"{name}[{t}, {i}] is {row[i]}, expected -1 or a token below {limit}")
-        if not tokens.size or len(np.unique(tokens)) != len(tokens):
-            raise InputError(f"{name}[{t}] has {tokens.size} tokens, expected distinct ones, 1 or more")

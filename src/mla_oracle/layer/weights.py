@@ -32,6 +32,10 @@ class Weights:
     def __getitem__(self, name: str) -> Array:
         return self.arrays[name]
 
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of every weight, as it is stored."""
+        return {name: dtype_name(name, array) for name, array in self.arrays.items()}
+
     def widened(self, real: Any) -> dict[str, Array]:
         return {name: widen(array, real) for name, array in self.arrays.items()}
 

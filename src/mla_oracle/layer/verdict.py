@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is found of every stage of a dump, and the verdict that it adds up to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was measured of one stage. `worst` is the element that decides; `row` the first query over the budget."""
+
+    stage: str
+    passed: bool
+    dtype: str  # that holds it
+    units: float | None  # the largest error over its budget
+    rows_over: int
+    rows: int
+    reason: str = ""
+    row: int | None = None
+    position: int | None = None
+    worst: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayerVerdict:
+    """Pass or fail, the first stage that fails and its first query, and what was found of every stage of the dump."""
+
+    passed: bool
+    reason: str
+    first: str | None
+    row: int | None
+    position: int | None
+    stages: list[Finding]
+    missing: list[str]
+    conventions: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        for finding in fields["stages"]:
+            finding["verdict"] = "pass" if finding.pop("passed") else "fail"
+        return {"verdict": "pass" if fields.pop("passed") else "fail", **fields}
+
+
+def reason(findings: list[Finding], first: Finding | None) -> str:
+    if first is None:
+        largest = max(findings, key=lambda finding: finding.units or 0.0)
+        most = f"at most {largest.units or 0.0:.3g} of it, {largest.stage}"
+        return f"{len(findings)} stages are within their budgets ({most})"
+    others = [finding.stage for finding in findings if not finding.passed and finding is not first]
+    after = f"; after it {', '.join(others)}" if others else ""
+    return f"{first.stage} is the first stage that leaves its budget: {first.reason}{after}"
