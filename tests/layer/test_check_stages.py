@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_stages against an engine that shares no code with it: honest ones pass, wrong ones fail where they are wrong."""
+"""check_stages against an engine that shares no code with it: honest ones pass, wrong ones fail where they go wrong."""
 
 import numpy as np
 import pytest

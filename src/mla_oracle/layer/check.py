@@ -56,7 +56,8 @@ def check_stages(
     """The verdict on `dump`, stages by their names, of a layer that was given `inputs` (as of stages.run).
 
     `held`: the dtype of stages that are not dumped; None: the coarsest of those that are, or of the hidden states.
-    `rope_layout`: how rotated rows of adjacent pairs are stored, interleaved or neox (pairs parted); None: either.
+    `rope_layout`: how rotated rows of adjacent pairs are stored, interleaved or neox (pairs parted); None: as the
+    first of them in the dump is.
     `angles`: the mode of the angles, "any" allows for each. `numerics`: what the attention rounds, see
     numerics.resolve. Raises InputError.
     """
@@ -73,8 +74,14 @@ def check_stages(
     choice("held", held, WIDE_FLOATS)
     if rope_layout is not None:
         choice("rope_layout", rope_layout, ("interleaved", "neox"))
-    settled = {"rope": rope_layout is not None, "index_rope": False}
-    state.parted["rope"] = rope_layout == "neox"
+    settled = dict.fromkeys(state.parted, rope_layout is not None)
+    state.parted |= dict.fromkeys(state.parted, rope_layout == "neox")
+    for kind, past in (("rope", "past_k_pe"), ("index_rope", "past_index_k")):
+        tell = [name for name in OF_ROPE if OF_ROPE[name] == kind and name in stages]
+        if tell and not settled[kind] and _parts(state, tell[0]) and len(state[past]) and not given.keys() & set(tell):
+            raise InputError(
+                f"rope_layout is not given and the dump holds none of {', '.join(tell)}, expected one: {past} is rotated"
+            )
     spread = Spread(state, held, weights.dtypes(), {})
     judge = _Judge(state, spread, given, numerics, lse_base)
     findings = []
@@ -120,7 +127,7 @@ def _parts(state: State, name: str) -> bool:
     """Whether rows of this stage may have their pairs parted."""
     if name.startswith("index"):
         return state.indexer.pairing == "interleaved"
-    return state.geometry.rope_interleave and state.geometry.qk_rope_head_dim > 2
+    return state.geometry.rope_interleave and state.config.rotates
 
 
 def _layout(state: State) -> str:

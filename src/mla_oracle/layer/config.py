@@ -104,6 +104,12 @@ class LayerConfig:
         if pairing is not None and self.indexer is not None and not 0 < rotated <= self.indexer.head_dim:
             raise InputError(f"index_rope is {pairing}, expected none with {rotated} rope elements")
 
+    @property
+    def rotates(self) -> bool:
+        """Whether anything is: not in a NoPE model."""
+        g = self.geometry
+        return g.qk_rope_head_dim > 0 and (g.rope_theta is not None or self.longrope is not None)
+
     @classmethod
     def from_hf_config(
         cls,

@@ -61,10 +61,11 @@ def pool_keys(keys: Array, gate: Array, ape: Array) -> Array:
     """keys [n, d] and gate [n, d], ape [kpool, d] -> [n // kpool, d]: whole pools, counted from the first token."""
     size = len(ape)
     pools = len(keys) // size
-    logits = gate[: pools * size].reshape(pools, size, -1) + ape
+    shape = (pools, size, keys.shape[1])
+    logits = gate[: pools * size].reshape(shape) + ape
     weights = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     weights /= weights.sum(axis=1, keepdims=True)
-    pooled: Array = (weights * keys[: pools * size].reshape(pools, size, -1)).sum(axis=1)
+    pooled: Array = (weights * keys[: pools * size].reshape(shape)).sum(axis=1)
     return pooled
 
 

@@ -25,7 +25,7 @@ def rotate(config: LayerConfig, x: Array, positions: Array, pairing: str, angles
     """x [T, ..., R'] with its first R = qk_rope_head_dim elements rotated, in `real`."""
     geometry = config.geometry
     width = geometry.qk_rope_head_dim
-    if width == 0 or (geometry.rope_theta is None and config.longrope is None):
+    if not config.rotates:
         return x.astype(real)
     if config.longrope is not None:
         return _longrope(config, x, positions, pairing, real)

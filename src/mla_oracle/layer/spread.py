@@ -96,7 +96,7 @@ class Spread:
         s = self.state
         width = s.geometry.qk_rope_head_dim
         found = np.zeros_like(out) if errors is None else np.broadcast_to(errors, out.shape).copy()
-        if width == 0 or (s.geometry.rope_theta is None and s.config.longrope is None):
+        if not s.config.rotates:
             return found
         angle = angle_errors(s.config, s["positions"], s.angles)
         angle = angle.reshape(len(angle), *[1] * (x.ndim - 2), -1)

@@ -61,7 +61,8 @@ class _Products:
             if "k_nope" not in s.values:
                 found += np.einsum("thl,nl->thn", self.q_lat2, cache[:, : self.L], optimize=True)
             found += np.einsum("thr,nr->thn", np.square(s["q_pe"]), cache[:, self.L :], optimize=True)
-        return found * s.geometry.softmax_scale**2
+        scaled: Array = found * s.geometry.softmax_scale**2
+        return scaled
 
     def before(self) -> Array:
         """[T, H, N] squared: of what either form rounds before its scores, where neither of them is dumped."""
@@ -90,16 +91,18 @@ def _p(e: Spread, out: Array) -> Array:
     products, scores = _Products(e), e.state.scores()
     finite = np.where(np.isfinite(scores), scores, 0.0)
     squared = products.carried() + products.before() + products.sums(finite)
-    squared += np.square(RMS * UNIT[e.held] * finite) + (4 * U32) ** 2  # scores may be stored
+    squared += 2 * np.square(RMS * UNIT[e.held] * finite) + (4 * U32) ** 2  # stored before and after the scale
     squared += np.square(U32 * finite.max(axis=-1, keepdims=True))
     shared = (out**2 * squared).sum(axis=-1, keepdims=True) + walk("f32", out.shape[-1]) ** 2
-    return out * np.sqrt(squared + shared)
+    found: Array = out * np.sqrt(squared + shared)
+    return found
 
 
 def _lse(e: Spread, out: Array) -> Array:
     products = _Products(e)
     p = attention.softmax(e.state.scores())[0]
-    return np.sqrt((p**2 * (products.carried() + products.before())).sum(axis=-1))
+    found: Array = (p * np.sqrt(products.carried() + products.before())).sum(axis=-1)  # keys may err alike
+    return found
 
 
 def attended(e: Spread, score_errors: Array, values: Array, errors: Array | None, out: Array) -> Array:
@@ -113,7 +116,8 @@ def attended(e: Spread, score_errors: Array, values: Array, errors: Array | None
         return found
 
     total = weighted.sum(axis=-1)[..., None]
-    found = np.maximum(over(weighted, np.square(values)) - 2 * out * over(weighted, values) + out**2 * total, 0.0)
+    spread = over(weighted, np.square(values)) - 2 * out * over(weighted, values) + out**2 * total
+    found: Array = np.maximum(spread, 0.0)
     return found if errors is None else found + over(p2, errors)
 
 

@@ -56,8 +56,9 @@ def _index_keys(e: Spread, out: Array) -> Array:
         return found[0]
     keys = np.concatenate([s["past_index_k"], s["index_k"]])
     count = len(keys) // size
-    rows, of_key, of_gate = (x[: count * size].reshape(count, size, -1) for x in (keys, *found))
-    gate = np.concatenate([s["past_index_gate"], s["index_gate"]])[: count * size].reshape(count, size, -1)
+    shape = (count, size, keys.shape[1])
+    rows, of_key, of_gate = (x[: count * size].reshape(shape) for x in (keys, *found))
+    gate = np.concatenate([s["past_index_gate"], s["index_gate"]])[: count * size].reshape(shape)
     logits = gate + s.weights["indexer.index_kpool_compress_ape"]
     p = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
     p /= p.sum(axis=1, keepdims=True)

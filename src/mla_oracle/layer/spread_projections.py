@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..noise import RMS, UNIT
-from .spread import Spread
+from .spread import U32, Spread
 
 
 def _projected(x: str, weight: str) -> Callable[[Spread, Array], Array]:
@@ -41,9 +41,9 @@ def _kv_a_norm(e: Spread, out: Array) -> Array:
 
 
 def _scaled(e: Spread, name: str, part: slice, factor: Array | float, out: Array) -> Array:
-    """Of a part of a stage times a factor, which rounds where it is not 1."""
+    """Of a part of a stage times a factor, which rounds where it is not 1, and is of f32 at best."""
     errors = e.squares(name)
-    once = np.where(np.asarray(factor) == 1, 0.0, (RMS * UNIT[e.held]) ** 2)
+    once = np.where(np.asarray(factor) == 1, 0.0, (RMS * max(UNIT[e.held], U32)) ** 2)
     found = once * np.square(out)
     total: Array = np.sqrt(found if errors is None else found + errors[..., part] * np.square(factor))
     return total
@@ -63,7 +63,7 @@ def _q_pe(e: Spread, out: Array) -> Array:
     errors = e.squares("q")
     errors = None if errors is None else errors[..., P:] * np.square(factor)
     pairing = "interleaved" if s.geometry.rope_interleave else "neox"
-    once = np.where(factor == 1, 0.0, (RMS * UNIT[e.held]) ** 2)
+    once = np.where(factor == 1, 0.0, (RMS * max(UNIT[e.held], U32)) ** 2)
     found = e.rotation(s["q"][..., P:] * factor, errors, out, pairing, "rope")
     total: Array = np.sqrt(found + once * np.square(out))
     return total

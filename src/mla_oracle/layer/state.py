@@ -101,7 +101,8 @@ class State:
 
     def rotated(self, x: Array, pairing: str, kind: str) -> Array:
         out = rotate(self.config, x, self["positions"], pairing, self.angles, self.real)
-        return regrouped(self.config, out) if self.parted[kind] and pairing == "interleaved" else out
+        parted = self.parted[kind] and pairing == "interleaved" and self.config.rotates
+        return regrouped(self.config, out) if parted else out
 
 
 def pooled(config: LayerConfig) -> bool:

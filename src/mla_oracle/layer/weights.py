@@ -82,7 +82,6 @@ def check_weights(
     `names`: what the file calls each, for messages. Raises InputError for a missing or extra tensor, or a shape that
     is not the layer's: it is said where it is transposed, or the shape of another number of heads.
     """
-    called = {name: (names or {}).get(name, name) for name in (*shapes(config), *given)}
     wanted = shapes(config)
     g = config.geometry
     split = {
@@ -92,16 +91,17 @@ def check_weights(
     if not given.keys().isdisjoint(split):
         del wanted["kv_b_proj"]
         wanted |= split
+    called = {name: (names or {}).get(name, name) for name in (*wanted, *given)}
     arrays = {name: as_array(called[name], value) for name, value in given.items()}
     for name, array in arrays.items():
         if name not in wanted:
             raise InputError(
                 f"{called[name]} is {list(array.shape)}, expected none: a layer of this config has"
-                f" {', '.join(called.get(key, key) for key in wanted)}"
+                f" {', '.join(called[key] for key in wanted)}"
             )
     for name, shape in wanted.items():
         if name not in arrays:
-            raise InputError(f"{called.get(name, name)} is missing, expected {list(shape)}")
+            raise InputError(f"{called[name]} is missing, expected {list(shape)}")
         array = arrays[name]
         if array.shape != shape:
             raise InputError(
