@@ -23,7 +23,7 @@ from ..checks import WIDE_FLOATS, choice, widen
 from ..errors import InputError
 from ..noise import UNIT
 from .choice import check_tokens, differences
-from .config import LayerConfig
+from .config import PAIRINGS, LayerConfig
 from .dump import narrowest, taken
 from .limits import Limit, attention_limit, limit
 from .spread import Spread
@@ -72,16 +72,7 @@ def check_stages(
         held = max((dtypes.name_of(array.dtype) for array in own), key=UNIT.__getitem__)
         held = "f32" if not any(name not in WIDE for name in given) and held == "f64" else held
     choice("held", held, WIDE_FLOATS)
-    if rope_layout is not None:
-        choice("rope_layout", rope_layout, ("interleaved", "neox"))
-    settled = dict.fromkeys(state.parted, rope_layout is not None)
-    state.parted |= dict.fromkeys(state.parted, rope_layout == "neox")
-    for kind, past in (("rope", "past_k_pe"), ("index_rope", "past_index_k")):
-        tell = [name for name in OF_ROPE if OF_ROPE[name] == kind and name in stages]
-        if tell and not settled[kind] and _parts(state, tell[0]) and len(state[past]) and not given.keys() & set(tell):
-            raise InputError(
-                f"rope_layout is not given and the dump holds none of {', '.join(tell)}, expected one: {past} is rotated"
-            )
+    settled = _settled(state, given, rope_layout)
     spread = Spread(state, held, weights.dtypes(), {})
     judge = _Judge(state, spread, given, numerics, lse_base)
     findings = []
@@ -121,6 +112,22 @@ def check_stages(
             "numerics": judge.declared,
         },
     )
+
+
+def _settled(state: State, given: Mapping[str, Array], rope_layout: str | None) -> dict[str, bool]:
+    """Whether it is known how rotated rows are stored. Raises InputError where cached rows are, and nothing tells how."""
+    if rope_layout is not None:
+        choice("rope_layout", rope_layout, PAIRINGS)
+        state.parted |= dict.fromkeys(state.parted, rope_layout == "neox")
+        return dict.fromkeys(state.parted, True)
+    for kind, past in (("rope", "past_k_pe"), ("index_rope", "past_index_k")):
+        tell = [name for name in stages_of(state.config) if OF_ROPE.get(name) == kind]
+        if tell and _parts(state, tell[0]) and len(state[past]) and given.keys().isdisjoint(tell):
+            raise InputError(
+                f"rope_layout is not given, expected interleaved or neox: {past} is rotated and the dump, which might"
+                f" tell, holds none of {', '.join(tell)}"
+            )
+    return dict.fromkeys(state.parted, False)
 
 
 def _parts(state: State, name: str) -> bool:
