@@ -44,6 +44,7 @@ def judged(config, engine, *, naive=True, dtype="f32", size=1.0, keep=None, past
     read, checked = layer_of(config, weights)
     if keep is not None:
         dump = {name: array for name, array in dump.items() if name in keep}
+        how = {"rope_layout": "interleaved"} | how if past else how
     return check_stages(read, checked, inputs, dump, **how)
 
 
@@ -120,6 +121,16 @@ def test_rotated_rows_may_have_their_pairs_parted_if_all_have():
     assert (told.first, told.passed) == ("q_pe", False)
     assert judged(CONFIG, Parted, past=False, rope_layout="neox").passed
     assert not judged(CONFIG, Engine, past=False, rope_layout="neox").passed
+
+
+def test_cached_rows_whose_layout_nothing_tells_are_refused():
+    told = "rope_layout is not given, expected interleaved or neox: past_k_pe is rotated and the dump, which might tell,"
+    with pytest.raises(InputError) as caught:
+        judged(CONFIG, Engine, keep=("out",), rope_layout=None)
+    assert str(caught.value) == told + " holds none of q_pe, k_pe, kv_cache"
+    with pytest.raises(InputError, match="past_index_k is rotated"):
+        judged(GLM, Engine, keep=("q_pe", "topk"), rope_layout=None)
+    assert judged(INDEXED, Engine, keep=("q_pe", "topk"), rope_layout=None).passed  # rotated by halves
 
 
 def test_f32_numbers_of_a_bf16_engine_are_judged_as_bf16():
@@ -202,5 +213,5 @@ def test_heads_may_be_joined_and_a_batch_of_one_may_lead():
             stages = super().__call__(*args)
             return {name: stages[name].reshape(1, len(stages[name]), -1) for name in ("q", "q_nope", "attn", "out")}
 
-    verdict = judged(CONFIG, Flat)
+    verdict = judged(CONFIG, Flat, past=False)
     assert verdict.passed and len(verdict.stages) == 4

@@ -115,7 +115,7 @@ def check_stages(
 
 
 def _settled(state: State, given: Mapping[str, Array], rope_layout: str | None) -> dict[str, bool]:
-    """Whether it is known how rotated rows are stored. Raises InputError where cached rows are, and nothing tells how."""
+    """Whether it is known how rotated rows are stored. Raises InputError where rows are cached and nothing tells."""
     if rope_layout is not None:
         choice("rope_layout", rope_layout, PAIRINGS)
         state.parted |= dict.fromkeys(state.parted, rope_layout == "neox")
