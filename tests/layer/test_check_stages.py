@@ -124,10 +124,12 @@ def test_rotated_rows_may_have_their_pairs_parted_if_all_have():
 
 
 def test_cached_rows_whose_layout_nothing_tells_are_refused():
-    told = "rope_layout is not given, expected interleaved or neox: past_k_pe is rotated and the dump, which might tell,"
     with pytest.raises(InputError) as caught:
         judged(CONFIG, Engine, keep=("out",), rope_layout=None)
-    assert str(caught.value) == told + " holds none of q_pe, k_pe, kv_cache"
+    assert str(caught.value) == (
+        "rope_layout is not given, expected interleaved or neox: past_k_pe is rotated and the dump, which might tell, holds"
+        " none of q_pe, k_pe, kv_cache"
+    )
     with pytest.raises(InputError, match="past_index_k is rotated"):
         judged(GLM, Engine, keep=("q_pe", "topk"), rope_layout=None)
     assert judged(INDEXED, Engine, keep=("q_pe", "topk"), rope_layout=None).passed  # rotated by halves

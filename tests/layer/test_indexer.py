@@ -97,8 +97,8 @@ def test_hadamard_changes_no_choice():
 
 def test_fp8_rows_are_e4m3_times_a_power_of_two():
     row = np.zeros((1, 8))
-    row[0, :4] = [448, 300, 1.0, -17]  # scale 1
-    np.testing.assert_array_equal(fp8(row)[0, :4], [448, 288, 1, -17 + 1])
+    row[0, :5] = [448, 300, 1.0, -17, 3 * 2.0**-9]  # scale 1: the last is a multiple of the smallest e4m3
+    np.testing.assert_array_equal(fp8(row)[0, :5], [448, 288, 1, -16, 3 * 2.0**-9])
     np.testing.assert_array_equal(fp8(row * 1.01)[0, 0], 448.0)  # 452.48 / 448 rounds up to 2: 226.24 -> 224
     np.testing.assert_array_equal(fp8(row * 2**-20), fp8(row) * 2**-20)
     tiny = np.full((1, 8), 1e-6)
