@@ -37,9 +37,18 @@ class Problem(NamedTuple):
     visible: Array  # [R] keys a row sees, the first ones
     scale: float
     shards: list[Array] | None = None  # keys of each rank, where that is given
+    bias: Array | None = None  # [R, n] f32, added to the scaled and capped scores; -inf hides a key
+    softcap: float = 0.0  # of scaled scores; 0: none
 
     def take(self, rows: Array) -> Problem:
-        return self._replace(q=self.q[rows], visible=self.visible[rows])
+        bias = None if self.bias is None else self.bias[rows]
+        return self._replace(q=self.q[rows], visible=self.visible[rows], bias=bias)
+
+    def finish(self, scores: Array) -> Array:
+        """Scaled scores [R, n] f32, capped and with their bias."""
+        if self.softcap:
+            scores = F32(self.softcap) * np.tanh(scores * F32(1 / self.softcap))
+        return scores if self.bias is None else scores + self.bias
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,7 @@ def score(problem: Problem, numerics: Numerics, *, fine: bool) -> Array:
             raw = accumulate(None, q, keys.T, step, numerics.score_accumulator)
         else:
             raw = q @ keys.T
-        scores = narrow(narrow(raw, numerics.scores) * F32(problem.scale), numerics.scores)
+        scores = problem.finish(narrow(narrow(raw, numerics.scores) * F32(problem.scale), numerics.scores))
     unseen = np.arange(len(problem.keys)) >= problem.visible[:, None]
     if unseen.any():
         scores[unseen] = -np.inf

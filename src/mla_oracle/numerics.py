@@ -19,7 +19,6 @@ from typing import Any
 from . import dtypes
 from .cases import Case, DenseCase, PagedCase
 from .errors import InputError
-from .extensions import require_plain
 
 ROUNDED = ("f32", "bf16x2", "tf32", "bf16", "f16", "e4m3")  # bf16x2: the sum of two numbers of bf16
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -82,7 +81,7 @@ def infer(case: Case, results: Mapping[str, str]) -> Numerics:
     cache has, or as out has, if either. A query of more bits than the cache is rounded to meet it. The weights' base,
     their sum, the function exp, tiles and splits are free.
     """
-    stored = _stored(case)
+    stored = stored_dtypes(case)
     query, cache = (name if name in ROUNDED else "f32" for name in stored)
     query = cache if query == "f32" else query
     out = results.get("out", "f32")
@@ -168,10 +167,14 @@ def _read(name: str, value: str) -> Any:
     return value
 
 
-def _stored(case: Case) -> tuple[str, str]:
-    """The dtypes of the query and of the cached rows."""
-    require_plain(case, "numerics")
+def stored_dtypes(case: Case) -> tuple[str, str]:
+    """The dtypes of the query and of the cached rows; of a cache format, what its reader rounds a row to."""
     match case:
+        case PagedCase() if case.cache_format is not None:
+            from . import formats
+
+            form = formats.get(case.cache_format)
+            return dtypes.name_of(case.q.dtype), form.reader_roundings[form.reader_of(case.cache_reader)]
         case PagedCase():
             return dtypes.name_of(case.q.dtype), dtypes.name_of(case.kv_cache.dtype)
         case DenseCase():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A case in parts that are emulated alone: the requests of a paged case, the heads of a dense one.
+"""A case in parts that are emulated alone: the requests of a paged case, the heads of a dense one; the queries of a
+paged case that is not plain stand in query_parts.py.
 
     parts = parts_of(case, numerics)        how many, how many rows each, what a row costs
     part = parts.open(3)                    its arrays in the dtypes a kernel multiplies
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,19 +25,24 @@ from .arrays import Array
 from .cases import Case, DenseCase, PagedCase
 from .emulate import Choices, Problem, accumulate, attend, narrow
 from .errors import InputError
-from .extensions import require_plain
 from .noise import RMS, UNIT, Noise, coarser, drift, noise, walk
 from .numerics import Numerics
 from .paged import LOG2E
 from .placement import dense_table
 
+if TYPE_CHECKING:
+    from .query_parts import Queries
+
 F32 = np.float32
 
 
-def parts_of(case: Case, numerics: Numerics) -> Requests | Heads:
+def parts_of(case: Case, numerics: Numerics) -> Requests | Heads | Queries:
     """The parts of a case that has numerics. Raises InputError, UnsupportedError."""
-    require_plain(case, "the budget")
     match case:
+        case PagedCase() if case.extensions():
+            from .query_parts import Queries
+
+            return Queries(case, numerics)
         case PagedCase():
             return Requests(case, numerics)
         case DenseCase():
@@ -71,7 +78,7 @@ class Requests:
         j = np.arange(n)
         keys = _as_multiplied(case.kv_cache[self.table[request, j // block], j % block], numerics.cache)
         rows = _as_multiplied(q[request].reshape(T * H, D), numerics.query)
-        values = _finite(keys[:, : case.head_dim_v])
+        values = finite(keys[:, : case.head_dim_v])
         seen = np.maximum(n - T + 1 + np.arange(T), 0) if case.causal else np.full(T, n)
         visible = np.repeat(seen, H)
         return Request(Problem(rows, keys, values, visible, case.softmax_scale, _owned(case, j)), case, numerics)
@@ -88,8 +95,8 @@ class Request:
     def run(self, rows: Array, choices: Choices, rng: np.random.Generator) -> tuple[Array, Array]:
         """(out [R, V], lse [R]) as they are stored, in the case's base and with its value of an empty row."""
         out, lse = attend(self.problem.take(rows), self.numerics, choices, rng)
-        lse = _stored((lse * self.unit).astype(F32).astype(np.float64), self.numerics.lse)
-        return _stored(out, self.numerics.out), np.where(np.isneginf(lse), self.case.empty_lse, lse)
+        lse = stored((lse * self.unit).astype(F32).astype(np.float64), self.numerics.lse)
+        return stored(out, self.numerics.out), np.where(np.isneginf(lse), self.case.empty_lse, lse)
 
     def noise(self, out: Array, lse: Array) -> Noise:
         numerics, case = self.numerics, self.case
@@ -139,7 +146,7 @@ class Head:
         if not choices.naive:
             latent = narrow(out.astype(F32), self.numerics.query)
             out = accumulate(None, latent, self.array("w_uv").T, None, self.numerics.value_accumulator)
-        return _stored(out.astype(np.float64), self.numerics.out), np.zeros(len(rows))
+        return stored(out.astype(np.float64), self.numerics.out), np.zeros(len(rows))
 
     def noise(self, out: Array, lse: Array) -> Noise:
         """As of a naive kernel, with the roundings that an absorbed one makes instead beside it."""
@@ -189,7 +196,7 @@ class Head:
         scale = case.softmax_scale
         if scale is None:
             scale = 1 / math.sqrt(case.q_nope.shape[2] + case.q_pe.shape[2])
-        return Problem(q, keys, _finite(values), t_kv - t_q + 1 + np.arange(t_q), scale)
+        return Problem(q, keys, finite(values), t_kv - t_q + 1 + np.arange(t_q), scale)
 
 
 def _scores(problem: Problem) -> Array:
@@ -216,11 +223,11 @@ def _as_multiplied(stored: Array, name: str) -> Array:
     return wide if dtypes.name_of(stored.dtype) == name else narrow(wide, name)
 
 
-def _finite(values: Array) -> Array:
+def finite(values: Array) -> Array:
     return values if np.isfinite(values).all() else np.where(np.isfinite(values), values, F32(0))
 
 
-def _stored(x: Array, name: str) -> Array:
+def stored(x: Array, name: str) -> Array:
     """f64 `x` as a result of dtype `name` holds it."""
     held: Array = dtypes.round_to(x, name).astype(np.float64)
     return held

@@ -133,8 +133,7 @@ def _lists(
             index = np.where(position < 0, -1, rows[position] if len(rows) else -1)
         capacity = pages.count * block if by_slot else int(lens[b])
         index = np.where(outside, np.resize([capacity, capacity + 1, TOO_LARGE], width), index)
-        garbage = words(recipe.seed, f"{name}/{r}/beyond", width).astype(np.uint32).view(np.int32)
-        indices[r] = np.where(within, index, garbage)
+        indices[r] = np.where(within, index, _garbage(recipe, f"{name}/{r}/beyond", index, width))
     dtype = np.int32 if pages.count * block < 2**31 else np.int64
     chosen.tensors[f"{name}_indices"] = sizes.queries(indices.astype(dtype))
     if lengths is not None:
@@ -142,6 +141,12 @@ def _lists(
         length = _per_request(sizes, f"{name}_length", width) if of_request else sizes.queries(lengths)
         chosen.tensors[f"{name}_length"] = length.astype(np.int32)
     return listed
+
+
+def _garbage(recipe: PagedRecipe, name: str, index: Array, width: int) -> Array:
+    """What lies beyond a topk_length [width]: by turns any number, and indices [width] the list has been drawn with."""
+    drawn = words(recipe.seed, name, width)
+    return np.where((drawn >> np.uint64(40)) % np.uint64(2) == 0, drawn.astype(np.uint32).view(np.int32), index)
 
 
 def _draw(recipe: PagedRecipe, name: str, length: int, width: int, row: int) -> tuple[Array, Array]:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from mla_oracle import InputError, UnsupportedError, generate, read_case, write_case
-from mla_oracle.budget import budget, emulate
 from mla_oracle.cases import PARSERS, format_convention, from_parts
 from mla_oracle.diagnosis import diagnose, discrimination
 from mla_oracle.diagnosis.facts import localise
@@ -16,7 +15,6 @@ from mla_oracle.extensions import Extensions, require_plain
 from mla_oracle.gpu.check.trials import Trial
 from mla_oracle.gpu.check.trials import run as run_trial
 from mla_oracle.mutants import Problem
-from mla_oracle.numerics import resolve
 from mla_oracle.placement import dense_table, sparse_cache
 from mla_oracle.ptx import convention
 from mla_oracle.shards import shard
@@ -101,11 +99,6 @@ def test_a_table_and_lengths_may_be_absent_by_slot_only(name):
 OUT, LSE = np.zeros((2, 2, 8)), np.zeros((2, 2))
 RESULTS = {"out": OUT, "lse": LSE}
 CONSUMERS = {
-    "the budget": [
-        lambda case: budget(case, resolve(None, generate(PLAIN), {}), RESULTS),
-        lambda case: emulate(case, resolve(None, generate(PLAIN), {}), np.random.default_rng(0)),
-    ],
-    "numerics": [lambda case: resolve(None, case, {"out": "f32"})],
     "the derived tolerance": [lambda case: rounding(case, "f32")],
     "the mutants": [lambda case: Problem(case), lambda case: discrimination(case, truth=RESULTS)],
     "the diagnosis": [

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts on cases that are not plain: an LSE in its own axes, places in words, tolerances for want of a budget."""
+"""Verdicts on cases that are not plain: an LSE in its own axes, places in words."""
 
 import dataclasses
 
-import ml_dtypes
 import numpy as np
 import pytest
 from ids import IDS, SMALL, made
 
-from mla_oracle import InputError, UnsupportedError, check, commands, expected, write_case, write_result
+from mla_oracle import UnsupportedError, check, commands, expected, write_case, write_result
 from mla_oracle.locate import locate
 
 BHT = "tokens=2,lse_axes=BHT"
@@ -42,8 +41,6 @@ def test_an_error_in_an_lse_in_the_axes_bht_is_placed_by_request_query_and_head(
     assert verdict.reason.startswith("lse is ") and "request 4, query 1, head 3" in verdict.reason
     actual["lse"][4, 3, 1] = np.nan
     assert "request 4, query 1, head 3" in check(case, actual, truth).reason
-    tolerated = check(case, actual | {"lse": results(case)["lse"] + 1}, truth, tol=1e-3)
-    assert not tolerated.passed and len(tolerated.figures["lse"].worst["index"]) == 3
 
 
 def test_an_lse_in_other_axes_than_the_case_says_is_a_wrong_shape():
@@ -67,26 +64,17 @@ def test_a_failure_in_the_axes_bht_is_diagnosed(tmp_path):
 
 
 @pytest.mark.parametrize("options", IDS)
-def test_a_tolerance_judges_every_case(options):
+def test_every_case_is_judged_by_its_budget(options):
     case = made(options)
     truth = expected(case)
     actual = results(case)
-    assert check(case, actual, truth, tol=1e-4).passed
+    verdict = check(case, actual, truth)
+    assert verdict.passed and "within budget" in verdict.reason
     b, *rest = np.unravel_index(int(np.abs(truth["out"]).argmax()), truth["out"].shape)
-    actual["out"][(b, *rest)] += 1
-    verdict = check(case, actual, truth, tol=1e-4)
+    actual["out"][(b, *rest)] *= 1.3
+    verdict = check(case, actual, truth)
     assert not verdict.passed and verdict.figures["out"].worst["index"] == [int(b), *(int(i) for i in rest)]
     assert verdict.figures["out"].worst["column"] == rest[-1]
-
-
-@pytest.mark.parametrize(
-    ("options", "extension"),
-    [("softcap=3", "softcap"), ("topk=4", "topk_indices"), ("tokens=2,lse_axes=BHT,kpe=3", "kpe_cache")],
-)
-def test_without_a_tolerance_it_is_said_what_has_no_budget(options, extension):
-    case = made(options)
-    with pytest.raises(UnsupportedError, match=rf"^{extension} is not supported by numerics$"):
-        check(case, results(case), expected(case))
 
 
 def test_ragged_queries_are_placed_in_their_request():
@@ -106,26 +94,17 @@ def test_a_number_that_is_not_finite_is_placed_in_the_cache(options):
     block, offset = seen[7]
     rows[block, offset, ..., 5] = np.inf
     case = dataclasses.replace(case, kv_cache=rows)
-    found = check(case, results(case), expected(case), tol=1e9).nonfinite_inputs
+    found = check(case, results(case), expected(case)).nonfinite_inputs
     assert [f["tensor"].rpartition(" ")[2] for f in found] == ["kv_cache"]
     assert found[0]["index"] == [block, offset, 5] and found[0]["value"] == "inf"
     assert found[0]["count"] == (2 if "kv_heads" in options else 1)
-
-
-def test_a_query_in_e4m3_and_an_out_in_bf16_are_judged():
-    case = made("q_dtype=e4m3,q_scale=0.03")
-    truth = expected(case)
-    rounded = {"out": truth["out"].astype(ml_dtypes.bfloat16), "lse": truth["lse"].astype(np.float32)}
-    assert check(case, rounded, truth, atol=1e-2, rtol=1e-2).passed
-    with pytest.raises(InputError, match="tol"):
-        check(case, rounded, truth, tol=-1)
 
 
 def test_the_commands_take_a_case_that_is_not_plain(tmp_path):
     name = f"{SMALL},topk=6,topk_by=slot,tokens=2,sinks=normal"
     commands.make_case(name, str(tmp_path / "case"))
     answer = commands.run(str(tmp_path / "case"), str(tmp_path / "actual"))
-    assert answer["backend"] == "strict"
-    assert commands.check(str(tmp_path / "case"), str(tmp_path / "actual"), tol=1e-9)["verdict"] == "pass"
-    with pytest.raises(UnsupportedError, match=r"^topk_indices is not supported by backend 'fast'$"):
-        commands.run(name, backend="fast")
+    assert answer["backend"] in ("strict", "fast")
+    assert commands.check(str(tmp_path / "case"), str(tmp_path / "actual"))["verdict"] == "pass"
+    with pytest.raises(UnsupportedError, match=r"^softcap is not supported by backend 'fast'$"):
+        commands.run(f"{name},softcap=2", backend="fast")
