@@ -83,11 +83,14 @@ def test_every_format_and_reader(name, reader, build):
     assert_right(dataclasses.replace(case, topk_indices=topk(case, 30)), build)
 
 
-@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_ds_mla", "model1"])
-def test_a_second_cache_of_a_format(name, build):
+PAIRS = [("fp8_e4m3", "fp8_e4m3"), ("fp8_ds_mla", "fp8_ds_mla"), ("model1", "model1"), ("v4.1", "v4.1_fp4")]
+
+
+@pytest.mark.parametrize(("name", "second"), PAIRS)
+def test_a_second_cache_of_a_format(name, second, build):
     D = formats.get(name).width or 96
     case = packed(make(D=D, V=64, H=3, lens=(40, 0, 21)), name)
-    other = packed(make(D=D, V=64, H=3, lens=(9, 20, 3), block=4, seed=3), name)
+    other = packed(make(D=D, V=64, H=3, lens=(9, 20, 3), block=4, seed=3), second)
     extra = {
         "topk_indices": topk(case, 30),
         "extra_kv_cache": other.kv_cache,
@@ -95,6 +98,8 @@ def test_a_second_cache_of_a_format(name, build):
         "extra_seq_lens": other.seq_lens,
         "extra_topk_indices": topk(other, 8),
     }
+    if second != name:
+        extra["extra_cache_format"] = second
     if other.kv_scale is not None:
         extra["extra_kv_scale"] = other.kv_scale
     assert_right(dataclasses.replace(case, **extra), build)

@@ -54,17 +54,21 @@ def main_cache(case: PagedCase, precision: str) -> Cache:
         raise InputError(f"cache_reader is {case.cache_reader!r}, expected None without cache_format")
     names = ("kpe_cache", *SCALES)
     beside = {name: getattr(case, name) for name in names if getattr(case, name) is not None}
-    return _cache(case, "kv_cache", case.kv_cache, beside, precision)
+    return _cache("kv_cache", case.kv_cache, beside, precision, case.cache_format, case.cache_reader)
 
 
 def extra_cache(case: PagedCase, precision: str, main: Cache) -> Cache | None:
     """extra_kv_cache, whose rows are those of the main cache in form. Raises InputError."""
     if case.extra_kv_cache is None:
-        if case.extra_kv_scale is not None:
-            raise InputError("extra_kv_scale is given, expected None without extra_kv_cache")
+        for name in ("extra_kv_scale", "extra_cache_format"):
+            if getattr(case, name) is not None:
+                raise InputError(f"{name} is given, expected None without extra_kv_cache")
         return None
     beside = {} if case.extra_kv_scale is None else {"kv_scale": case.extra_kv_scale}
-    extra = _cache(case, "extra_kv_cache", case.extra_kv_cache, beside, precision)
+    form = case.cache_format, case.cache_reader
+    if case.extra_cache_format is not None:
+        form = case.extra_cache_format, None
+    extra = _cache("extra_kv_cache", case.extra_kv_cache, beside, precision, *form)
     if extra.width != main.width:
         raise InputError(f"extra_kv_cache has rows of {extra.width} elements, expected {main.width} as the main cache")
     if extra.heads != main.heads:
@@ -72,19 +76,20 @@ def extra_cache(case: PagedCase, precision: str, main: Cache) -> Cache | None:
     return extra
 
 
-def _cache(case: PagedCase, name: str, array: Array, beside: dict[str, Array], precision: str) -> Cache:
+def _cache(
+    name: str, array: Array, beside: dict[str, Array], precision: str, form: str | None, reader: str | None
+) -> Cache:
     prefix = name.removesuffix("kv_cache")
-    if case.cache_format is not None:
+    if form is not None:
         from . import formats
 
         tensors = {"kv_cache": array, **beside}
         try:
-            formats.get(case.cache_format).reader_of(case.cache_reader)
-            num_blocks, block_size, width = formats.check(case.cache_format, tensors)
+            formats.get(form).reader_of(reader)
+            num_blocks, block_size, width = formats.check(form, tensors)
         except InputError as error:
             raise InputError(f"{prefix}{error}" if str(error).startswith("kv_") else str(error)) from None
-        form = (tensors, case.cache_format, case.cache_reader)
-        return Cache(num_blocks, _rows(name, block_size), 1, width, precision, (), *form)
+        return Cache(num_blocks, _rows(name, block_size), 1, width, precision, (), tensors, form, reader)
     for scale in SCALES:
         if scale in beside:
             raise InputError(f"{prefix}{scale} is given, expected None without cache_format")

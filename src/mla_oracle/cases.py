@@ -242,6 +242,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "lse_axes": parse_choice("BTH", "BHT"),
     "cache_format": str,
     "cache_reader": str,
+    "extra_cache_format": str,
     "pairing": parse_choice("interleaved", "neox"),
     "base": parse_float,
     "angles": parse_choice("recurrence", "power", "closed", "table"),

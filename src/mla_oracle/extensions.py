@@ -66,6 +66,8 @@ class Extensions:
     # A name of mla_oracle.formats and the rule its rows are read by; None: dense numbers, the format's first rule.
     cache_format: str | None = None
     cache_reader: str | None = None
+    # The format of the extra cache, read by its first rule; None: as the main cache.
+    extra_cache_format: str | None = None
 
     def set_extensions(self) -> dict[str, Any]:
         """The fields above that are in use, by name."""

@@ -79,6 +79,8 @@ def _rows(case: PagedCase) -> list[str]:
         scales = [name for name in names if getattr(case, name) is not None]
         if scales:
             sentences.append(f"the format's scales outside the rows: {', '.join(scales)}")
+    if case.extra_cache_format is not None:
+        sentences.append(f"rows of the extra cache: bytes of format {case.extra_cache_format}")
     if case.kpe_cache is not None:
         R = case.kpe_cache.shape[-1]
         sentences.append(f"storage: columns 0 to {D - R - 1} of a row in kv_cache, {D - R} to {D - 1} in kpe_cache")
