@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Selection:
 
     seen: Array
     extra_seen: Array
-    tensors: dict[str, Array] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
 
 
 def select(sizes: Sizes, pages: Pages, extra: Pages | None) -> Selection:

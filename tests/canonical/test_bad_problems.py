@@ -240,8 +240,8 @@ def test_the_problem_itself_is_valid_and_so_are_its_variants():
 
 @pytest.mark.parametrize("backend", ["fast", "cuda", "ptx"])
 def test_other_backends_refuse_an_extension_by_its_name(backend):
-    with pytest.raises(UnsupportedError, match=rf"^lse_axes is not supported by backend '{backend}'$"):
-        decode(**problem(), backend=backend)
+    with pytest.raises(UnsupportedError, match=rf"^softcap is not supported by backend '{backend}'$"):
+        decode(**problem(), softcap=3.0, backend=backend)
 
 
 def test_an_unknown_argument_is_a_type_error():

@@ -37,6 +37,7 @@ SET = {
     "lse_axes": "BHT",
     "cache_format": "fp8_ds_mla",
     "cache_reader": "bf16",
+    "extra_cache_format": "v4.1_fp4",
 }
 FIELDS = {f.name: f for f in dataclasses.fields(Extensions)}
 TENSORS = [name for name in FIELDS if name not in SET]
