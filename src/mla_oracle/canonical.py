@@ -116,7 +116,8 @@ def attend(
     if used in KERNELS:
         from .gpu import canonical
 
-        out, lse = canonical.attend(case, problem, machine(used, precision, threads), f"backend {used!r}")
+        how = canonical.how(case, f"backend {used!r}")
+        out, lse = canonical.attend(case, problem, machine(used, precision, threads), *how)
     elif used == "fast":
         from . import listed
 

@@ -29,12 +29,11 @@ TAKEN = (
 )  # fmt: skip
 
 
-def attend(case: PagedCase, problem: Problem, machine: Machine, who: str) -> tuple[Array, Array]:
-    """(out [B, T, H, V], lse [B, T, H]) f32. The keys of the problem were listed, so ids and indices are right.
+def attend(case: PagedCase, problem: Problem, machine: Machine, packed: int, factor: float) -> tuple[Array, Array]:
+    """(out [B, T, H, V], lse [B, T, H]) f32, `how` the rows are read.
 
-    Raises UnsupportedError: `who` ("backend 'ptx'") does not support ...
+    The keys of the problem were listed, so ids and indices are right. Raises UnsupportedError where no kernel takes it.
     """
-    packed, factor = _packed(case, who)
     q, cache = _arrays(case)
     (B, T, H, _), V = q.shape, case.head_dim_v
     by_slot = case.topk_by == "slot"
@@ -66,7 +65,7 @@ def attend(case: PagedCase, problem: Problem, machine: Machine, who: str) -> tup
 
 def kernel_of(case: PagedCase, arch: str, who: str) -> str:
     """The kernel that attends. Raises UnsupportedError."""
-    packed, _ = _packed(case, who)
+    packed, _ = how(case, who)
     selected = any(name in case.extensions() for name in ("topk_indices", "window_left", "window_right"))
     return paged.kernel_of(*_arrays(case), case.head_dim_v, arch, packed=packed, selected=selected)
 
@@ -77,8 +76,11 @@ def _arrays(case: PagedCase) -> tuple[Array, Array]:
     return case.q if case.q.ndim == 4 else case.q[:, None], cache.view(np.uint8) if case.cache_format else cache
 
 
-def _packed(case: PagedCase, who: str) -> tuple[int, float]:
-    """(PACKED of the cache's rows, 0: dense; the scale that is folded into scores and values)."""
+def how(case: PagedCase, who: str) -> tuple[int, float]:
+    """(PACKED of the cache's rows, 0: dense; the scale that is folded into scores and values).
+
+    Raises UnsupportedError: something of the case is not supported by `who` ("backend 'ptx'").
+    """
     for name in case.extensions():
         if name not in TAKEN:
             raise UnsupportedError(f"{name} is not supported by {who}")
