@@ -84,7 +84,8 @@ def decode(
             raise TypeError(f"decode() got an unexpected keyword argument {name!r}")
     given: dict[str, Any] = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
     given |= {name: value for name, value in extensions.items() if known[name]}
-    arrays = {name: as_array(name, value) for name, value in given.items() if value is not None}
+    needed = ("q", "kv_cache")
+    arrays = {name: as_array(name, value) for name, value in given.items() if value is not None or name in needed}
     conventions = {
         "softmax_scale": softmax_scale,
         "head_dim_v": head_dim_v,
@@ -93,6 +94,7 @@ def decode(
         "empty_lse": empty_lse,
     }
     options = {name: value for name, value in extensions.items() if not known[name]}
+    choice("topk_by", options.get("topk_by", "position"), ("position", "slot"))
     case = PagedCase(**arrays, **conventions, **options)  # type: ignore[arg-type]
     how: dict[str, Any] = {"precision": precision, "backend": backend, "threads": threads, "isa": isa}
     if case.extensions():

@@ -51,9 +51,7 @@ class Paging(NamedTuple):
     length: Array | None  # [N]
 
 
-def visible(
-    case: PagedCase, queries: Queries, bias: Array | None, main: Cache, extra: Cache | None
-) -> Iterator[Seen]:
+def visible(case: PagedCase, queries: Queries, bias: Array | None, main: Cache, extra: Cache | None) -> Iterator[Seen]:
     """The keys of each request in turn. Raises InputError: at once for tensors that contradict each other, then for
     an index, a block id or a bias of a request where its turn comes. bias: [N, H or 1, columns]"""
     window = _window(case)
@@ -104,11 +102,10 @@ def _paging(case: PagedCase, queries: Queries, prefix: str, cache: Cache) -> Pag
     if not by_slot:
         table = axes.take(f"{prefix}block_table", table, "B max_blocks", ("i32",))
         lens = axes.take(f"{prefix}seq_lens", lens, "B", ("i32",)).astype(np.int64)
-        reach = axes["max_blocks"] * cache.block_size
-        for b in np.flatnonzero((lens < 0) | (lens > reach))[:1]:
-            said = "0 or more" if lens[b] < 0 else (
-                f"at most {reach}: {prefix}block_table has {axes['max_blocks']} blocks of {cache.block_size} a request"
-            )
+        max_blocks, block_size = axes["max_blocks"], cache.block_size
+        for b in np.flatnonzero((lens < 0) | (lens > max_blocks * block_size))[:1]:
+            most = f"at most {max_blocks * block_size}: {prefix}block_table has {max_blocks} blocks of {block_size}"
+            said = "0 or more" if lens[b] < 0 else f"{most} a request"
             raise InputError(f"{prefix}seq_lens[{b}] is {lens[b]}, expected {said}")
     if indices is None:
         if by_slot or prefix:
@@ -152,9 +149,7 @@ def _seen(case: PagedCase, b: int, queries: Queries, pagings: list[Paging], wind
     return Seen(starts, source, position, slot)
 
 
-def _selected(
-    case: PagedCase, paging: Paging, b: int, first: int, last: int, queries: Queries
-) -> tuple[Array, Array]:
+def _selected(case: PagedCase, paging: Paging, b: int, first: int, last: int, queries: Queries) -> tuple[Array, Array]:
     """(positions or slots [T, K] i64, which of them the selection means [T, K])."""
     cache, lens = paging.cache, paging.lens
     capacity = cache.num_blocks * cache.block_size if lens is None else int(lens[b])

@@ -34,9 +34,7 @@ def _bound(row, D, precision, softcap, output_scale, lse_base):
     if not row.scores:
         return np.zeros(len(row.out)), 0.0
     u = U[precision]
-    scores, sizes, scaled, capped = (
-        np.array(x) for x in (row.scores, row.sizes, row.scaled, row.capped)
-    )
+    scores, sizes, scaled, capped = (np.array(x) for x in (row.scores, row.sizes, row.scaled, row.capped))
     error = roundings(D + 2, u) * sizes
     if softcap is not None:
         error = error + roundings(2, u) * (np.abs(scaled) + error) + roundings(6, u) * (np.abs(capped) + error)
