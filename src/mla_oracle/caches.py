@@ -15,6 +15,7 @@ from .arrays import Array, Axes
 from .cases import PagedCase
 from .checks import number_type, widen
 from .errors import InputError
+from .geometry import show
 
 SCALES = ("kv_scale", "kpe_scale", "ckv_scale")
 
@@ -51,7 +52,10 @@ class Cache:
 def main_cache(case: PagedCase, precision: str) -> Cache:
     """kv_cache, with kpe_cache beside it. Raises InputError."""
     if case.cache_format is None and case.cache_reader is not None:
-        raise InputError(f"cache_reader is {case.cache_reader!r}, expected None without cache_format")
+        raise InputError(f"cache_reader is {show(case.cache_reader)}, expected None without cache_format")
+    for convention in ("cache_format", "cache_reader"):
+        if not isinstance(getattr(case, convention), (str, type(None))):
+            raise InputError(f"{convention} is {show(getattr(case, convention))}, expected a name or None")
     names = ("kpe_cache", *SCALES)
     beside = {name: getattr(case, name) for name in names if getattr(case, name) is not None}
     return _cache("kv_cache", case.kv_cache, beside, precision, case.cache_format, case.cache_reader)

@@ -194,6 +194,8 @@ LINES = [
     ({"ckv_scale": np.ones(1, F32)}, "ckv_scale is given, expected None without cache_format"),
     ({"kpe_scale": np.ones(1, F32)}, "kpe_scale is given, expected None without cache_format"),
     ({"cache_reader": "bf16"}, "cache_reader is 'bf16', expected None without cache_format"),
+    ({"cache_format": np.ones(2)}, "cache_format is a ndarray, expected a name or None"),
+    ({"cache_format": "fp8_ds_mla", "cache_reader": 2}, "cache_reader is 2, expected a name or None"),
     # rows
     ({"kv_cache": np.ones((7, 2, 5), F32)}, "q has rows of 6 elements, expected 5 as the keys"),
     ({"kpe_cache": np.ones((7, 2, 2), F32)}, "q has rows of 6 elements, expected 8 as the keys"),
