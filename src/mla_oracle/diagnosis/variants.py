@@ -21,7 +21,7 @@ ONLINE_TILES = (1, 2, 4, *TILES)
 SPLITS = (2, 3, 5, 6, 7, 8, 12, 16, 32, 64)
 SPLIT_KEYS = (32, 64, 128, 256, 512, 1024, 2048)
 WARPS = ((4, 2), (2, 4), (16, 2), (32, 2), (8, 4), (16, 4), (32, 4), (8, 8))
-SHIFTS = (2, 3, 4, 5, 6, 7, 8, -2, -3, -4, 64, -64)
+SHIFTS = (*range(2, 17), *range(-16, -1), 64, -64)
 TILED = (keys.behind, values.behind, values.ahead, tail.pads, tail.pads_of_rows, lengths.tile_slack)
 BASES = (10000.0, 50000.0, 100000.0, 500000.0, 1e6, 8e6, 1e7, 7e4)
 
