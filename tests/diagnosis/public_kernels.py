@@ -369,6 +369,8 @@ PUBLIC = {
                                    queries(lambda p, b, t, h: p.q[b, t, h] * p.D**-0.5 / p.scale)),
     "vllm-project/tpu-inference#521": Bug("YaRN's mscale^2 left out of the scale", "uniform temperature",
                                           queries(lambda p, b, t, h: p.q[b, t, h] / MSCALE**2)),
+    "sgl-project/sglang#18396": Bug("k_scale of a checkpoint, 0.06, in the scores of a cache that is not quantised",
+                                    "uniform temperature", queries(lambda p, b, t, h: p.q[b, t, h] * 0.06)),
     "golang-design/accel#10": Bug("a page table is given, and the cache read as if it were one run", "table entry",
                                   keys(lambda p, b, t: flat_rows(p, 0, p.seen(b, t)))),
     "tanishqkumar/ssd#23": Bug("the paged cache read as packed requests: request b after those before it",
