@@ -130,7 +130,9 @@ def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
     """`inputs`: the RMS relative error of a product from rounding its factors."""
     with np.errstate(invalid="ignore", over="ignore"):
         s = (problem.q @ problem.keys.T) * F32(problem.scale)
-        of_score = np.square(np.cosh(np.minimum(np.abs(s) * F32(1 / problem.softcap), 40))) if problem.softcap else None
+        slope: Array | None = None  # of the capped score, by the score: 1 / cosh^2
+        if problem.softcap:
+            slope = 1 / np.square(np.cosh(np.minimum(np.abs(s) * F32(1 / problem.softcap), 40)))
         s = problem.finish(s)
     s[np.isnan(s)] = -np.inf
     s[np.arange(s.shape[1]) >= problem.visible[:, None]] = -np.inf
@@ -146,8 +148,8 @@ def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
     error = np.hypot(_root_sum_of_squares(problem.q, problem.keys) * F32(problem.scale), s) * F32(of_sum)
     twice = math.sqrt(2) * RMS * UNIT[numerics.scores]  # before and after the scale
     error += F32(twice + 2 * UNIT["f32"]) * np.abs(s)
-    if of_score is not None:  # a score moves its capped one by 1 / cosh^2; tanh by exponentials is off by units of 1
-        error = error / of_score + F32(4 * UNIT["f32"] * problem.softcap)
+    if slope is not None:  # tanh by exponentials is off by units of 1, not of itself
+        error = error * slope.astype(F32) + F32(4 * UNIT["f32"] * problem.softcap)
     error += F32(UNIT["f32"]) * np.abs(base)[:, None]
     # Scores that are all too small by the same factor move a weight by how far its score is from the mean.
     drifted = F32(drift(numerics.score_accumulator, D))
