@@ -29,7 +29,7 @@ def test_python_reads_every_dtype_that_cpp_writes(probe: Run, tmp_path: Path) ->
     (length,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + length])
     assert (8 + length) % 64 == 0
-    odd = {"e4m3": "F8_E4M3", "e5m2": "F8_E5M2", "e8m0": "F8_E8M0", "e2m1": "F4"}
+    odd = {"e4m3": "F8_E4M3", "e4m3fnuz": "F8_E4M3FNUZ", "e5m2": "F8_E5M2", "e8m0": "F8_E8M0", "e2m1": "F4"}
     plain = {name: name.upper() for name in ("f64", "f32", "f16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8")}
     with safe_open(path, "np") as file:
         assert file.metadata() == {'quoted "\\\n\x01': "€", "schema": "any"}

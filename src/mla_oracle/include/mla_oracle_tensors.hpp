@@ -72,13 +72,13 @@ struct Crash : ErrorOf<70> { using ErrorOf::ErrorOf; };
 // ---- tensors
 
 enum class DType {
-  f64, f32, f16, bf16, e4m3, e5m2, e8m0, e2m1, i64, i32, i16, i8, u64, u32, u16, u8, boolean
+  f64, f32, f16, bf16, e4m3, e4m3fnuz, e5m2, e8m0, e2m1, i64, i32, i16, i8, u64, u32, u16, u8, boolean
 };
 
 struct DTypeInfo { const char *name, *tag; unsigned bits; };  // tag: safetensors' own name
 inline constexpr DTypeInfo dtypes[] = {                       // in the order of DType
     {"f64", "F64", 64}, {"f32", "F32", 32}, {"f16", "F16", 16}, {"bf16", "BF16", 16}, {"e4m3", "F8_E4M3", 8},
-    {"e5m2", "F8_E5M2", 8}, {"e8m0", "F8_E8M0", 8}, {"e2m1", "F4", 4}, {"i64", "I64", 64}, {"i32", "I32", 32},
+    {"e4m3fnuz", "F8_E4M3FNUZ", 8}, {"e5m2", "F8_E5M2", 8}, {"e8m0", "F8_E8M0", 8}, {"e2m1", "F4", 4}, {"i64", "I64", 64}, {"i32", "I32", 32},
     {"i16", "I16", 16}, {"i8", "I8", 8}, {"u64", "U64", 64}, {"u32", "U32", 32}, {"u16", "U16", 16},
     {"u8", "U8", 8}, {"bool", "BOOL", 8}};
 constexpr const DTypeInfo& info(DType dtype) { return dtypes[static_cast<int>(dtype)]; }
