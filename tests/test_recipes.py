@@ -28,6 +28,7 @@ sizes = st.integers(1, 2**31 - 1)
 naturals = st.integers(0, 2**64 - 1)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 lists = st.lists(st.integers(0, 2**31 - 1), max_size=6).map(tuple)
+names = st.from_regex(r"\A[A-Za-z0-9_.]{1,20}\Z")
 runs = st.builds(lambda n, times: (n,) * times, st.integers(0, 999), st.integers(0, 9))
 
 
@@ -79,7 +80,7 @@ FIELDS = {
         "sinks": optional(st.sampled_from(["normal", "infinite"])),
         "lse_axes": st.sampled_from(["BTH", "BHT"]),
         "q_dtype": optional(st.sampled_from(["f32", "f16", "bf16", "e4m3"])),
-        **dict.fromkeys(("format", "writer", "reader"), optional(st.from_regex(r"\A[A-Za-z0-9_.]{1,20}\Z"))),
+        **dict.fromkeys(("format", "writer", "reader", "extra_format"), optional(names)),
     },
     MergeRecipe: {**dict.fromkeys(("states", "rows", "heads", "value"), sizes), **LSE},
     RopeRecipe: {

@@ -151,6 +151,7 @@ def paged(recipe: PagedRecipe) -> PagedCase:
         lse_axes=recipe.lse_axes,
         cache_format=recipe.format,
         cache_reader=recipe.reader,
+        extra_cache_format=recipe.extra_format,
         qo_indptr=None if recipe.ragged is None else np.concatenate([[0], np.cumsum(sizes.counts)]).astype(np.int32),
         sinks=_sinks(recipe, H),
         **_stored_cache(recipe, kv),
@@ -213,16 +214,17 @@ def _stored_cache(recipe: PagedRecipe, kv: Array) -> dict[str, Any]:
     if recipe.kpe:
         cut = kv.shape[-1] - recipe.kpe
         return {"kv_cache": kv[..., :cut], "kpe_cache": kv[..., cut:]}
-    return {"kv_cache": kv} if recipe.format is None else _quantized(recipe, kv)
+    return {"kv_cache": kv} if recipe.format is None else _quantized(recipe, kv, recipe.format)
 
 
-def _quantized(recipe: PagedRecipe, kv: Array) -> dict[str, Any]:
-    """The tensors that the recipe's format has for kv."""
+def _quantized(recipe: PagedRecipe, kv: Array, name: str) -> dict[str, Any]:
+    """The tensors that the format `name` has for kv; the recipe's writer and reader are of its main cache."""
     from . import formats
 
     try:
+        writer = recipe.writer if name == recipe.format else None
         formats.get(recipe.format).reader_of(recipe.reader)
-        tensors: dict[str, Any] = formats.quantize(str(recipe.format), kv.astype(np.float32), writer=recipe.writer)
+        tensors: dict[str, Any] = formats.quantize(name, kv.astype(np.float32), writer=writer)
     except InputError as error:
         raise InputError(f"case id {str(recipe)!r}: {error}") from None
     return tensors
@@ -247,7 +249,7 @@ def _extra_pages(sizes: Sizes) -> Pages | None:
 
 
 def _extra_cache(sizes: Sizes, pages: Pages | None, chosen: Selection, by_slot: bool) -> dict[str, Any]:
-    """The tensors of the second cache, in the format of the first one."""
+    """The tensors of the second cache, in its own format or that of the first one."""
     recipe = sizes.recipe
     if pages is None or recipe.extra is None:
         return {}
@@ -260,9 +262,10 @@ def _extra_cache(sizes: Sizes, pages: Pages | None, chosen: Selection, by_slot: 
     unread[pages.row_of_token[~chosen.extra_seen]] = True
     _poison(recipe, "extra_unread", rows, unread)
     kv = dtypes.round_to(kv, recipe.dtype)
-    stored = {"kv_cache": kv} if recipe.format is None else _quantized(recipe, kv)
+    form = recipe.extra_format or recipe.format
+    stored = {"kv_cache": kv} if form is None else _quantized(recipe, kv, form)
     for name in sorted(stored.keys() - {"kv_cache", "kv_scale"}):
-        raise InputError(f"case id {str(recipe)!r} has extra and format={recipe.format}, whose {name} is of one cache")
+        raise InputError(f"case id {str(recipe)!r} has extra in format {form}, whose {name} is of one cache")
     tensors = {f"extra_{name}": array for name, array in stored.items()}
     if not by_slot:
         tensors |= {"extra_block_table": pages.table(None), "extra_seq_lens": np.array(recipe.extra, np.int32)}

@@ -107,6 +107,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "q_scale": _parse_scale,
     "output_scale": _parse_scale,
     "format": _parse_name,
+    "extra_format": _parse_name,
     "writer": _parse_name,
     "reader": _parse_name,
     "angles": parse_choice("recurrence", "power", "closed", "table"),

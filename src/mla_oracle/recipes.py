@@ -93,7 +93,8 @@ class PagedRecipe(Recipe):
               `topk` indices a query by `topk_by`, shuffled, with -1 anywhere (`invalid`: rows, and every third query
               selects nothing; none, and -1 only follows too few keys), `duplicates`, `topk_length` per request or
               query with garbage beyond, `topk_outside` skip with indices that are too large;
-              `extra` lens of a second cache with pages of `extra_block` and `extra_topk` indices.
+              `extra` lens of a second cache with pages of `extra_block`, `extra_topk` indices and an
+              `extra_format` (none: the first's).
               By slot nothing is causal. Rows that no query sees are unread.
     scores    `softcap`; `sinks` normal, or infinite ones among them
     layout    `ragged` query tokens of each request; `kv_heads`; `kpe` columns in a cache of their own; `value_offset`
@@ -128,6 +129,7 @@ class PagedRecipe(Recipe):
     extra: tuple[int, ...] | None = None
     extra_topk: int | None = None
     extra_block: int = 16
+    extra_format: str | None = None
     softcap: float | None = None
     sinks: str | None = None
     sinks_in_lse: bool = False
@@ -157,7 +159,7 @@ class PagedRecipe(Recipe):
 # A field of a paged id that says nothing without another, and two that contradict each other.
 NEEDED = {
     **dict.fromkeys(("topk_by", "topk_outside", "topk_length", "invalid", "duplicates", "extra"), "topk"),
-    **dict.fromkeys(("extra_topk", "extra_block"), "extra"),
+    **dict.fromkeys(("extra_topk", "extra_block", "extra_format"), "extra"),
     **dict.fromkeys(("writer", "reader"), "format"),
     "sinks_in_lse": "sinks",
     "lse_axes": "tokens",

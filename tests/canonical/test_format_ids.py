@@ -62,6 +62,17 @@ def test_a_second_cache_has_the_format_of_the_first(name, by):
     assert np.isfinite(expected(case)["out"]).all()
 
 
+@pytest.mark.parametrize(("name", "other"), [("model1", "v4.1_fp4"), ("fp8_ds_mla", "fp8_e4m3")])
+def test_a_second_cache_may_have_a_format_of_its_own(tmp_path, name, other):
+    case = made(name, f",topk=3,extra=7+4+9,topk_by=slot,extra_format={other}")
+    assert (case.cache_format, case.extra_cache_format) == (name, other)
+    write_case(tmp_path / "case", case)
+    one, back = expected(case), expected(read_case(tmp_path / "case"))
+    assert np.isfinite(one["out"]).all() and same(one["out"], back["out"])
+    both = made(name, ",topk=3,extra=7+4+9,topk_by=slot")
+    assert not same(one["out"], expected(both)["out"]) and np.allclose(one["out"], expected(both)["out"], atol=0.6)
+
+
 def test_a_writer_and_a_reader_are_named():
     arbitrary, power = made("fp8_ds_mla", ",writer=sglang,reader=exponent"), made("fp8_ds_mla", ",reader=exponent")
     assert arbitrary.cache_reader == "exponent" and arbitrary.kv_cache.tobytes() != power.kv_cache.tobytes()
@@ -75,7 +86,7 @@ def test_a_writer_and_a_reader_are_named():
         ("format=fp8_ds_mla,reader=me", "reader is 'me', expected one of"),
         ("format=model1", "rows has 576 columns, expected 512"),
         ("format=flashinfer_fp8,topk=2,extra=1",
-         "has extra and format=flashinfer_fp8, whose kpe_cache is of one cache"),
+         "has extra in format flashinfer_fp8, whose kpe_cache is of one cache"),
     ],
 )
 def test_a_format_that_cannot_be_written_is_one_line(text, said):

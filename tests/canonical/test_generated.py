@@ -259,6 +259,7 @@ def test_several_kv_heads_have_rows_of_their_own():
         ("extra=1x6", "has extra without topk"),
         ("topk=3,extra_topk=4", "has extra_topk without extra"),
         ("topk=3,extra_block=4", "has extra_block without extra"),
+        ("extra_format=model1", "has extra_format without extra"),
         ("writer=flashmla", "has writer without format"),
         ("reader=bf16", "has reader without format"),
         ("sinks_in_lse=true", "has sinks_in_lse without sinks"),
