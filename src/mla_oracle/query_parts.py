@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class Queries:
         lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(seen.starts) for seen in self.seen)])  # [N]
         self.cost = np.repeat(lengths, self.heads).astype(np.float64) * (D + self.width)
         self.longest = int(lengths.max(initial=0)) + (case.sinks is not None)
+        self.bias_of = lru_cache(maxsize=1)(lambda b: bias_at(self.problem, b, self.seen[b]))  # [H, M] of request b
 
     def split(self, rows: Array) -> Array:
         """[*shape, ...] -> [count, rows, ...]"""
@@ -66,7 +68,7 @@ class Queries:
         keys = keys if cache_dtype == numerics.cache else narrow(keys, numerics.cache)
         q = problem.q[row, heads].astype(F32)
         q = q if query_dtype == numerics.query else narrow(q, numerics.query)
-        bias = bias_at(problem, b, seen)[heads, mine].astype(F32)  # [R, n]
+        bias = self.bias_of(b)[heads, mine].astype(F32)  # [R, n]
         values = finite(keys[:, problem.value]) * F32(problem.output_scale)
         visible = np.where((bias > -np.inf).any(axis=1), len(keys), 0)
         plain = Problem(q, keys, values, visible, problem.scale, bias=bias, softcap=problem.softcap)
