@@ -267,7 +267,8 @@ class Engine:
             pools = []
             for i in range(len(keys) // size):
                 part = slice(i * size, (i + 1) * size)
-                e = np.exp(gate[part] + self.weights["indexer.index_kpool_compress_ape"])
+                logits = gate[part] + self.weights["indexer.index_kpool_compress_ape"]
+                e = np.exp(logits - logits.max(0))
                 pools.append((e / e.sum(0) * keys[part]).sum(0))
             keys = self.keep("index_keys", np.array(pools, self.real).reshape(-1, d))
         weights = self.linear(x, "indexer.weights_proj") * self.real(self.index_scale())

@@ -127,8 +127,8 @@ def test_cached_rows_whose_layout_nothing_tells_are_refused():
     with pytest.raises(InputError) as caught:
         judged(CONFIG, Engine, keep=("out",), rope_layout=None)
     assert str(caught.value) == (
-        "rope_layout is not given, expected interleaved or neox: past_k_pe is rotated and the dump, which might tell, holds"
-        " none of q_pe, k_pe, kv_cache"
+        "rope_layout is not given, expected interleaved or neox: past_k_pe is rotated and the dump, which might tell,"
+        " holds none of q_pe, k_pe, kv_cache"
     )
     with pytest.raises(InputError, match="past_index_k is rotated"):
         judged(GLM, Engine, keep=("q_pe", "topk"), rope_layout=None)
@@ -217,3 +217,28 @@ def test_heads_may_be_joined_and_a_batch_of_one_may_lead():
 
     verdict = judged(CONFIG, Flat, past=False)
     assert verdict.passed and len(verdict.stages) == 4
+
+
+def test_one_token_of_one_head_passes():
+    """Every axis is 1: whether a batch leads cannot be told from the shape, and need not be."""
+    config = {**INDEXED, "num_attention_heads": 1, "index_n_heads": 1}
+    weights, states = random_weights(config), random_states(config, 1)
+    dump = Engine(config, weights)(states, np.arange(1))
+    read, checked = layer_of(config, weights)
+    for stages in (dump, {name: stage[None] for name, stage in dump.items()}):
+        verdict = check_stages(read, checked, {"hidden_states": states, "positions": np.arange(1)}, stages)
+        assert verdict.passed, verdict.reason
+
+
+@pytest.mark.parametrize("naive", [True, False])
+def test_attention_that_is_not_dumped_is_allowed_its_kernels_roundings(naive):
+    config = {**PLAIN, "qk_nope_head_dim": 128, "v_head_dim": 24, "num_attention_heads": 1, "kv_lora_rank": 16}
+    keep = ("q_nope", "q_pe", "kv_cache", "out")
+    verdict = judged(config, Engine, naive=naive, dtype="bf16", keep=keep, past=False)
+    assert verdict.passed, verdict.reason
+
+
+def test_sums_of_more_terms_than_the_latent_has_are_allowed_their_roundings():
+    config = {**PLAIN, "qk_nope_head_dim": 512, "kv_lora_rank": 8}
+    verdict = judged(config, Engine, naive=False)
+    assert verdict.passed, verdict.reason

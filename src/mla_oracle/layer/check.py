@@ -187,7 +187,7 @@ class _Judge:
             state.values[name] = widen(self.given[name], np.float64)
         elif name != "topk":
             truth = state[name]
-            own = self.spread.of(name, truth) if name not in LEAVES else 0.0
+            own = self.spread.of("unseen" if name == "attn" else name, truth)
             copies = name == "kv_cache"
             self.spread.errors[name] = np.asarray(own) if copies else np.hypot(own, self._rounding(name, truth))
 
@@ -205,7 +205,7 @@ class _Judge:
         if name == "attn" and "o_lat" in self.given:
             w2 = np.square(self.state.weights["w_uv"])
             inner = np.einsum("thl,hvl->thv", np.square(self.state["o_lat"]), w2, optimize=True)
-            own = np.sqrt(self.spread.contracted(inner, None, "w_uv", truth))
+            own = np.sqrt(self.spread.contracted(inner, None, "w_uv", truth, w2.shape[-1]))
         elif name in ATTENTION:
             found, declared = attention_limit(self.spread, name, dtype, self.given, self.numerics)
             self.declared = f"{declared.origin}: {declared}"

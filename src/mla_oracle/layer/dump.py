@@ -37,10 +37,8 @@ def taken(name: str, value: object, state: State) -> Array:
         return array.astype(np.int64)
     if kind not in WIDE_FLOATS:
         raise InputError(f"{name} is {kind}, expected {' or '.join(WIDE_FLOATS)}")
-    leads = array.ndim > 1 and len(array) == 1 and array.shape[1] == expected[0]
-    rows = array.shape[1:] if leads else array.shape
     joined = (expected[0], int(np.prod(expected[1:])))
-    if tuple(rows) not in (expected, joined):
+    if array.shape not in (expected, joined, (1, *expected), (1, *joined)):
         letters = ", ".join(STAGES[name].axes.split())
         raise InputError(f"{name} is {list(array.shape)}, expected {list(expected)}: [{letters}]")
     return narrowest(np.ascontiguousarray(array).reshape(expected))

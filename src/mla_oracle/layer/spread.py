@@ -59,11 +59,11 @@ class Spread:
     def linear(self, x: Array, errors: Array | None, weight: str, out: Array) -> Array:
         """Squared: of out [..., o] = x [..., i] w^T, w [o, i]."""
         w2 = np.square(self.state.weights[weight])
-        return self.contracted(np.square(x) @ w2.T, None if errors is None else errors @ w2.T, weight, out)
+        carried = None if errors is None else errors @ w2.T
+        return self.contracted(np.square(x) @ w2.T, carried, weight, out, x.shape[-1])
 
-    def contracted(self, inner: Array, carried: Array | None, weight: str, out: Array) -> Array:
-        """Squared: of sums whose products have the squares `inner` in all, and carry `carried` from before."""
-        n = self.state.weights[weight].shape[-1]
+    def contracted(self, inner: Array, carried: Array | None, weight: str, out: Array, n: int) -> Array:
+        """Squared: of sums of n products with a weight: their squares add up to `inner`, their errors to `carried`."""
         own = walk(self.sums, n) ** 2 + coarser(self.held, self.stored[weight]) ** 2
         found = own * np.maximum(inner, np.square(out)) + np.square(drift(self.sums, n) * out)
         return found if carried is None else found + carried

@@ -2,7 +2,7 @@
 """The errors of the attention's stages (spread.py); what its kernel adds to lse, o_lat and attn is in limits.py.
 
 `attended` carries the errors of queries and cached rows through the softmax: an error of a score moves the output by
-its weight times how far the key's value is from the output.
+the change of its weight times how far the key's value is from the output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _of_cache(weight: str) -> Callable[[Spread, Array], Array]:
         errors = e.squares("kv_cache")
         carried = None if errors is None else np.einsum("nl,hol->nho", errors[:, :L], w2, optimize=True)
         inner = np.einsum("nl,hol->nho", np.square(rows), w2, optimize=True)
-        return np.sqrt(e.contracted(inner, carried, weight, out))
+        return np.sqrt(e.contracted(inner, carried, weight, out, L))
 
     return of
 
@@ -33,7 +33,8 @@ def _q_lat(e: Spread, out: Array) -> Array:
     w2, q = np.square(e.state.weights["w_uk"]), e.state["q_nope"]
     errors = e.squares("q_nope")
     carried = None if errors is None else np.einsum("thp,hpl->thl", errors, w2, optimize=True)
-    return np.sqrt(e.contracted(np.einsum("thp,hpl->thl", np.square(q), w2, optimize=True), carried, "w_uk", out))
+    inner = np.einsum("thp,hpl->thl", np.square(q), w2, optimize=True)
+    return np.sqrt(e.contracted(inner, carried, "w_uk", out, q.shape[-1]))
 
 
 class _Products:
@@ -108,7 +109,7 @@ def _lse(e: Spread, out: Array) -> Array:
 def attended(e: Spread, score_errors: Array, values: Array, errors: Array | None, out: Array) -> Array:
     """Squared errors of out [T, H, V] that those of scores make, and of values [N, V] or [N, H, V]; all squared."""
     p2 = np.square(attention.softmax(e.state.scores())[0])
-    weighted = p2 * score_errors
+    weighted = p2 * np.square(np.expm1(np.minimum(np.sqrt(score_errors), 10.0)))
     letters = "thn,nv->thv" if values.ndim == 2 else "thn,nhv->thv"
 
     def over(a: Array, b: Array) -> Array:
@@ -128,12 +129,32 @@ def _o_lat(e: Spread, out: Array) -> Array:
     return np.sqrt(attended(e, of_scores, e.state.latents, None if cache is None else cache[:, :L], out))
 
 
-def _attn(e: Spread, out: Array) -> Array:
+def _values(e: Spread) -> tuple[Array, Array | None]:
+    """The decompressed values [N, H, V], and their squared errors that come with the cached rows."""
     L, w_uv = e.state.geometry.kv_lora_rank, e.state.weights["w_uv"]
-    values = np.einsum("nl,hvl->nhv", e.state.latents, w_uv, optimize=True)
     cache = e.squares("kv_cache")
     errors = None if cache is None else np.einsum("nl,hvl->nhv", cache[:, :L], np.square(w_uv), optimize=True)
-    return np.sqrt(attended(e, _Products(e).carried(), values, errors, out))
+    return np.einsum("nl,hvl->nhv", e.state.latents, w_uv, optimize=True), errors
+
+
+def _attn(e: Spread, out: Array) -> Array:
+    return np.sqrt(attended(e, _Products(e).carried(), *_values(e), out))
+
+
+def unseen(e: Spread, out: Array) -> Array:
+    """[T, H, V] the errors of attn where it is not dumped: of its inputs, and of what its kernel rounds in any form.
+
+    The kernel's roundings, that is of what stands before the scores, the scores, the weights, the values and the sums.
+    """
+    products, scores = _Products(e), e.state.scores()
+    finite = np.where(np.isfinite(scores), scores, 0.0)
+    once = (RMS * UNIT[e.held]) ** 2
+    of_scores = products.carried() + products.before() + products.sums(finite) + 2 * once * np.square(finite) + once
+    values, errors = _values(e)
+    inner = np.einsum("nl,hvl->nhv", np.square(e.state.latents), np.square(e.state.weights["w_uv"]), optimize=True)
+    own = e.contracted(inner, errors, "w_uv", values, e.state.geometry.kv_lora_rank) + once * np.square(values)
+    found: Array = np.sqrt(attended(e, of_scores, values, own, out) + np.square(walk(e.sums, len(values)) * out))
+    return found
 
 
 SPREADS: dict[str, Callable[[Spread, Array], Array]] = {
@@ -145,4 +166,5 @@ SPREADS: dict[str, Callable[[Spread, Array], Array]] = {
     "p": _p,
     "o_lat": _o_lat,
     "attn": _attn,
+    "unseen": unseen,
 }
