@@ -126,7 +126,10 @@ def test_a_run_that_is_ended_in_the_middle_leaves_nothing(tmp_path, number, jobs
     try:
         while len(pids := os.listdir(tmp_path / "pids")) < jobs and run.poll() is None:
             time.sleep(0.1)
-        run.send_signal(number)
+        if number == signal.SIGINT:
+            os.killpg(run.pid, number)  # as a terminal does; the commands have sessions of their own
+        else:
+            run.send_signal(number)
         out, err = run.communicate()
         assert (run.returncode, out) == (130 if number == signal.SIGINT else -number, b"")
         if number == signal.SIGINT:
