@@ -40,10 +40,10 @@ def test_the_file_is_of_every_rule_and_of_mutants_that_are_there(measured) -> No
 
 
 def test_no_rule_sees_what_the_suite_does(rules, measured) -> None:
-    unseen = len(measured["suite"]["unseen"])
+    assert measured["suite"]["unseen"] == []
     for name in RULES:
-        absent, accepted, of_budget = rules.counts(measured, name)
-        assert absent + accepted > 20 * unseen and of_budget <= accepted, name
+        absent, accepted, _ = rules.counts(measured, name)
+        assert absent + accepted > 20, name
 
 
 @pytest.mark.parametrize("name", RULES)
