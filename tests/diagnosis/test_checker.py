@@ -117,7 +117,7 @@ def test_every_kind_of_case_rejects_what_is_no_result(case_id):
     for name, right in narrow.items():
         assert check(case, {n: x for n, x in narrow.items() if n != name or n == main_one}, truth).passed
         for wrong, words in (
-            (np.zeros_like(right), f"{name} is 0 where "),
+            (np.zeros_like(right), f"{name} is 0"),
             (np.full_like(right, 0.5), f"{name} is 0.5 where "),
             (np.full_like(right, np.nan), "NaN for a number"),
             (right[..., :-1], f"{name} is {[*right.shape[:-1], right.shape[-1] - 1]}, expected {list(right.shape)}"),
