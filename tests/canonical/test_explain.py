@@ -33,6 +33,7 @@ def test_a_plain_case_reads_as_it_did():
         ("value_offset=4", ["key: all 12 elements of a row", "values: columns 4 to 11 of each row"]),
         ("kpe=3", ["storage: columns 0 to 8 of a row in kv_cache, 9 to 11 in kpe_cache"]),
         ("kv_heads=2", ["2 key/value heads: head h of 4 reads head h // 2"]),
+        ("kv_heads=4", ["4 key/value heads: head h of 4 reads head h // 1"]),
         ("ragged=2+1+0+3+1+2", [
             "q is ragged: request b has its rows qo_indptr[b] to qo_indptr[b + 1] - 1",
             "query t of the T of its request sees the first seq_len - T + t + 1 tokens",
