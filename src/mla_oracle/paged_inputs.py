@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged recipe -> case: rows and queries of a family, laid out in pages; what beyond the plain problem is asked for
-comes from selected_inputs.py.
+"""Paged recipe -> case: rows and queries of a family, laid out in pages; the keys that queries see come from
+selected_inputs.py, what is stored from stored_inputs.py.
 
 Slots nobody may read hold NaN, table entries past a request's length an id that exists nowhere, unless `unread` says
 numbers.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -26,9 +25,10 @@ from .cases import ABSENT, PagedCase
 from .draws import empty, normal, permutation
 from .errors import InputError
 from .extensions import require_plain
-from .placement import SPARE_ENTRIES, Pages, count_pages, place_pages
+from .placement import SPARE_ENTRIES, count_pages, place_pages
 from .recipes import PagedRecipe
-from .selected_inputs import Selection, select
+from .selected_inputs import select
+from .stored_inputs import extra_cache, extra_pages, poison, stored_cache, stored_queries
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ def paged(recipe: PagedRecipe) -> PagedCase:
         q, rows = _rows(sizes, N)
         kv[:] = np.nan
         kv.reshape(-1, K * D)[pages.row_of_token] = rows
-    extra = _extra_pages(sizes)
+    extra = extra_pages(sizes)
     chosen = select(sizes, pages, extra)
     unread = pages.unread_rows.copy()
     unread[pages.row_of_token[~chosen.seen]] = True
-    _poison(recipe, "unread", kv.reshape(-1, K * D), unread)
+    poison(recipe, "unread", kv.reshape(-1, K * D), unread)
 
     kv = dtypes.round_to(kv, recipe.dtype)
     page_bytes = recipe.block * K * D * kv.itemsize
@@ -125,7 +125,7 @@ def paged(recipe: PagedRecipe) -> PagedCase:
     by_slot = recipe.topk_by == "slot"
     case = PagedCase(
         id=str(recipe),
-        q=sizes.queries(_stored_queries(recipe, q)),
+        q=sizes.queries(stored_queries(recipe, q)),
         block_table=ABSENT if by_slot else pages.table(ids, spare=0 if recipe.unread == "nan" else SPARE_ENTRIES),
         seq_lens=ABSENT if by_slot else lens,
         page_ids=ids,
@@ -154,8 +154,8 @@ def paged(recipe: PagedRecipe) -> PagedCase:
         extra_cache_format=recipe.extra_format,
         qo_indptr=None if recipe.ragged is None else np.concatenate([[0], np.cumsum(sizes.counts)]).astype(np.int32),
         sinks=_sinks(recipe, H),
-        **_stored_cache(recipe, kv),
-        **_extra_cache(sizes, extra, chosen, by_slot),
+        **stored_cache(recipe, kv),
+        **extra_cache(sizes, extra, chosen, by_slot),
         **chosen.tensors,
     )
     if recipe.shards > 1:
@@ -194,42 +194,6 @@ def _rows(sizes: Sizes, N: int) -> tuple[Array, Array]:
     return q, rows.reshape(len(rows), recipe.kv_heads * D)
 
 
-def _stored_queries(recipe: PagedRecipe, q: Array) -> Array:
-    """q [N, H, D] as it is stored: what q_scale multiplies."""
-    wide = q if recipe.q_scale is None else q / np.float32(recipe.q_scale)
-    kind = recipe.q_dtype or recipe.dtype
-    return dtypes.round_to(wide, kind, saturate=kind == "e4m3")
-
-
-def _poison(recipe: PagedRecipe, name: str, rows: Array, unread: Array) -> None:
-    """NaN, or numbers, in the rows [slots, columns] that are unread [slots]."""
-    rows[unread] = np.nan
-    if recipe.unread == "numbers":
-        empty_rows = np.isnan(rows).all(axis=1)
-        rows[empty_rows] = normal(recipe.seed, name, int(empty_rows.sum()), rows.shape[1])
-
-
-def _stored_cache(recipe: PagedRecipe, kv: Array) -> dict[str, Any]:
-    """The tensors of the cache of rows kv [pages, block, D] in the recipe's dtype: as they are, split, or quantised."""
-    if recipe.kpe:
-        cut = kv.shape[-1] - recipe.kpe
-        return {"kv_cache": kv[..., :cut], "kpe_cache": kv[..., cut:]}
-    return {"kv_cache": kv} if recipe.format is None else _quantized(recipe, kv, recipe.format)
-
-
-def _quantized(recipe: PagedRecipe, kv: Array, name: str) -> dict[str, Any]:
-    """The tensors that the format `name` has for kv; the recipe's writer and reader are of its main cache."""
-    from . import formats
-
-    try:
-        writer = recipe.writer if name == recipe.format else None
-        formats.get(recipe.format).reader_of(recipe.reader)
-        tensors: dict[str, Any] = formats.quantize(name, kv.astype(np.float32), writer=writer)
-    except InputError as error:
-        raise InputError(f"case id {str(recipe)!r}: {error}") from None
-    return tensors
-
-
 def _sinks(recipe: PagedRecipe, H: int) -> Array | None:
     """A logit for each head [H]; "infinite": -inf and +inf by turns with numbers."""
     if recipe.sinks is None:
@@ -238,35 +202,3 @@ def _sinks(recipe: PagedRecipe, H: int) -> Array | None:
     if recipe.sinks == "infinite":
         sinks[1::3], sinks[2::3] = -np.inf, np.inf
     return sinks
-
-
-def _extra_pages(sizes: Sizes) -> Pages | None:
-    recipe = sizes.recipe
-    if recipe.extra is None:
-        return None
-    lens = np.array(recipe.extra, np.int32)
-    return place_pages(lens, recipe.extra_block, "shuffled", lambda n: permutation(recipe.seed, "extra_pages", n))
-
-
-def _extra_cache(sizes: Sizes, pages: Pages | None, chosen: Selection, by_slot: bool) -> dict[str, Any]:
-    """The tensors of the second cache, in its own format or that of the first one."""
-    recipe = sizes.recipe
-    if pages is None or recipe.extra is None:
-        return {}
-    K, D = recipe.kv_heads, sizes.row
-    kv = empty(pages.count, recipe.extra_block, *([K] if K > 1 else []), D)
-    kv[:] = np.nan
-    rows = kv.reshape(-1, K * D)
-    rows[pages.row_of_token] = normal(recipe.seed, "extra_kv_cache", len(pages.row_of_token), K * D)
-    unread = pages.unread_rows.copy()
-    unread[pages.row_of_token[~chosen.extra_seen]] = True
-    _poison(recipe, "extra_unread", rows, unread)
-    kv = dtypes.round_to(kv, recipe.dtype)
-    form = recipe.extra_format or recipe.format
-    stored = {"kv_cache": kv} if form is None else _quantized(recipe, kv, form)
-    for name in sorted(stored.keys() - {"kv_cache", "kv_scale"}):
-        raise InputError(f"case id {str(recipe)!r} has extra in format {form}, whose {name} is of one cache")
-    tensors = {f"extra_{name}": array for name, array in stored.items()}
-    if not by_slot:
-        tensors |= {"extra_block_table": pages.table(None), "extra_seq_lens": np.array(recipe.extra, np.int32)}
-    return tensors
