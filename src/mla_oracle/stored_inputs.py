@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a generated paged case is stored, and as what.
 
-Queries in their dtype; rows as they are, split or in a format; a second cache in pages of its own; NaN or numbers in the
-rows that nobody reads.
+Queries in their dtype; rows as they are, split or in a format; a second cache in pages of its own; NaN or numbers in
+the rows that nobody reads.
 """
 
 from __future__ import annotations
