@@ -255,9 +255,9 @@ class Engine:
         """[T, N] bool."""
         n, d = self.config["index_n_heads"], self.config["index_head_dim"]
         q = self.linear(q_a, "indexer.wq_b").reshape(len(x), n, d)
-        q = self.keep("index_q", self.index_rope(q, positions))
+        q = self.keep("index_q", self.index_transform(self.index_rope(q, positions)))
         k = self.index_norm(self.linear(x, "indexer.wk"))
-        k = self.keep("index_k", self.index_rope(k[:, None], positions)[:, 0])
+        k = self.keep("index_k", self.index_transform(self.index_rope(k[:, None], positions))[:, 0])
         keys = np.concatenate([past["past_index_k"].astype(self.real), k]) if "past_index_k" in past else k
         size = self.config.get("index_kpool", 1)
         if "index_kpool" in self.config:
@@ -273,7 +273,8 @@ class Engine:
             keys = self.keep("index_keys", np.array(pools, self.real).reshape(-1, d))
         weights = self.linear(x, "indexer.weights_proj") * self.real(self.index_scale())
         self.stages["index_weights"] = weights
-        products = self.relu(np.einsum("tnd,kd->tnk", q, keys) / self.real(math.sqrt(d)))
+        products = np.einsum("tnd,kd->tnk", self.index_multiplied(q), self.index_multiplied(keys))
+        products = self.relu(products / self.real(math.sqrt(d)))
         scores = np.einsum("tn,tnk->tk", weights, products).astype(self.real)
         visible = seen[:, size - 1 :: size]
         self.stages["index_scores"] = np.where(visible, scores, -np.inf).astype(self.real)
@@ -291,6 +292,12 @@ class Engine:
             topk[t, : len(tokens)] = tokens
         self.stages["topk"] = topk
         return chosen
+
+    def index_transform(self, x):
+        return x
+
+    def index_multiplied(self, x):
+        return x
 
     def best(self, scores, candidates):
         return sorted(candidates, key=lambda i: (-scores[i], i))
@@ -312,3 +319,19 @@ class Engine:
         variance = np.mean(np.square(centred), -1, keepdims=True)
         scaled = centred / np.sqrt(variance + self.real(1e-6))
         return scaled * self.weights["indexer.k_norm.weight"] + self.weights["indexer.k_norm.bias"]
+
+
+class TransformedEngine(Engine):
+    """The indexer as DeepSeek published it: Hadamard, and q and k in e4m3 with a power of two a row."""
+
+    def index_transform(self, x):
+        matrix = np.array([[1.0]])
+        while len(matrix) < x.shape[-1]:
+            matrix = np.kron([[1, 1], [1, -1]], matrix)
+        return (x.astype(np.float64) @ matrix / math.sqrt(len(matrix))).astype(self.real)
+
+    def index_multiplied(self, x):
+        largest = np.maximum(np.abs(x).max(-1, keepdims=True), 1e-4).astype(np.float64)
+        scale = 2.0 ** np.ceil(np.log2(largest / 448))
+        held = np.clip(x / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        return (held.astype(np.float64) * scale).astype(self.real)

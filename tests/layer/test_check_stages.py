@@ -3,7 +3,19 @@
 
 import numpy as np
 import pytest
-from engine import CONFIG, DIRECT, GLM, INDEXED, LONGCAT, PLAIN, POOLED, Engine, random_states, random_weights
+from engine import (
+    CONFIG,
+    DIRECT,
+    GLM,
+    INDEXED,
+    LONGCAT,
+    PLAIN,
+    POOLED,
+    Engine,
+    TransformedEngine,
+    random_states,
+    random_weights,
+)
 from wrong_layers import WRONG, IndexWithoutRelu, KeysNotRotated, NoLatentNorm, ScaleWithoutMscale
 
 from mla_oracle import InputError
@@ -15,20 +27,21 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def layer_of(config, weights):
+def layer_of(config, weights, **conventions):
     """Our side of it."""
-    read = LayerConfig.from_hf_config(config)
+    read = LayerConfig.from_hf_config(config, **conventions)
     return read, check_weights({name.removesuffix(".weight"): w for name, w in weights.items()}, read)
 
 
-def judged(config, engine, *, naive=True, dtype="f32", size=1.0, keep=None, past=True, start=0, **how):
+def judged(config, engine, *, naive=True, dtype="f32", size=1.0, keep=None, past=True, conventions=None, **how):
     """The verdict on what `engine` dumps for the last tokens of a sequence, its first ones cached by an honest one."""
     weights = random_weights(config)
     states = random_states(config, TOKENS + 2 if past else TOKENS, size=size)
-    positions = start + np.arange(len(states))
+    positions = np.arange(len(states))
     inputs = {"hidden_states": states, "positions": positions}
     if past:
-        before = Engine(config, weights, dtype)(states[:2], positions[:2])
+        honest = TransformedEngine if issubclass(engine, TransformedEngine) else Engine
+        before = honest(config, weights, dtype)(states[:2], positions[:2])
         rank = config["kv_lora_rank"]
         inputs = {
             "hidden_states": states[2:],
@@ -41,7 +54,7 @@ def judged(config, engine, *, naive=True, dtype="f32", size=1.0, keep=None, past
     dump = engine(config, weights, dtype, naive)(
         inputs["hidden_states"], inputs["positions"], {k: v for k, v in inputs.items() if k.startswith("past")}
     )
-    read, checked = layer_of(config, weights)
+    read, checked = layer_of(config, weights, **(conventions or {}))
     if keep is not None:
         dump = {name: array for name, array in dump.items() if name in keep}
         how = {"rope_layout": "interleaved"} | how if past else how
@@ -217,6 +230,32 @@ def test_heads_may_be_joined_and_a_batch_of_one_may_lead():
 
     verdict = judged(CONFIG, Flat, past=False)
     assert verdict.passed and len(verdict.stages) == 4
+
+
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_an_indexer_with_hadamard_and_fp8_passes_by_its_conventions_and_by_no_others(dtype, past):
+    how = {"dtype": dtype, "past": past}
+    own = {"index_hadamard": True, "index_scores": "fp8"}
+    assert judged(INDEXED, TransformedEngine, conventions=own, **how).passed
+    assert judged(INDEXED, TransformedEngine, conventions={"index_hadamard": True}, **how).first == "index_scores"
+    assert judged(INDEXED, TransformedEngine, conventions={"index_scores": "fp8"}, **how).first == "index_q"
+    assert judged(INDEXED, Engine, conventions=own, **how).first == "index_q"
+    few = ("topk", "out")  # ours may round to the neighbours of theirs
+    assert judged(INDEXED, TransformedEngine, conventions=own, keep=few, **how).passed
+
+
+def test_a_choice_of_nothing_fails_and_no_stage_after_it():
+    class Nothing(Engine):
+        def __call__(self, *args):
+            stages = super().__call__(*args)
+            stages["topk"][5] = -1
+            return stages
+
+    verdict = judged(INDEXED, Nothing, past=False)
+    assert (verdict.first, verdict.row) == ("topk", 5)
+    assert "0 tokens are chosen where 4 are expected, at query 5, position 5 (1 of 9 rows)" in verdict.reason
+    assert [finding.stage for finding in verdict.stages if not finding.passed] == ["topk"]
 
 
 def test_one_token_of_one_head_passes():

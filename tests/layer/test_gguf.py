@@ -178,6 +178,24 @@ def test_a_file_cut_in_its_header_is_told_in_one_line(tmp_path, length):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_damaged_header_is_told_or_changes_nothing_that_is_read(tmp_path):
+    path = write(tmp_path / "model.gguf", tensors(CONFIG))
+    data = path.read_bytes()
+    read = LayerConfig.from_hf_config(CONFIG)
+    rng = np.random.default_rng(1)
+    told = 0
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[rng.integers(1400)] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            read_weights(path, read, 1)
+        except (InputError, UnsupportedError) as error:
+            assert "\n" not in str(error)
+            told += 1
+    assert told > 100
+
+
 def test_a_file_that_is_none_is_told(tmp_path):
     read = LayerConfig.from_hf_config(CONFIG)
     with pytest.raises(InputError, match=r"cannot read .*none.gguf: No such file"):

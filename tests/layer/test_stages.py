@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a layer by closed forms: identity projections, norms of constants, quarter turns, flat softmax."""
 
+import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
 from engine import CONFIG, DIRECT, GLM, INDEXED, LONGCAT, PLAIN, POOLED, Engine, random_states, random_weights
 
-from mla_oracle import InputError, UnsupportedError, attend_absorbed, rope_interleaved, rope_neox
-from mla_oracle.layer import STAGES, LayerConfig, check_weights, run, stages_of
+from mla_oracle import Geometry, InputError, UnsupportedError, attend_absorbed, rope_interleaved, rope_neox
+from mla_oracle.layer import STAGES, LayerConfig, LongRope, check_weights, run, stages, stages_of
 from mla_oracle.layer.state import prepare
+from mla_oracle.layer.weights import shapes
+from mla_oracle.presets import PRESETS
 
 H, P, R, V, L, Q, C = 3, 16, 8, 12, 32, 24, 48
 
@@ -191,6 +195,29 @@ def test_f32_is_near_f64_and_both_forms_agree():
     found = run_with(weights, states, CONFIG, precision="f32", form="absorbed", backend="strict")
     parts = found["q_nope"], found["q_pe"], found["c_kv"], found["k_pe"], checked["w_uk"], checked["w_uv"]
     np.testing.assert_array_equal(found["attn"], attend_absorbed(read.geometry, *parts, backend="strict"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_layer_of_every_preset_from_its_geometry(name):
+    sizes = {"num_heads": 2, "hidden_size": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "v_head_dim": 4}
+    preset = Geometry.preset(name)
+    rank = None if preset.q_lora_rank is None else 12
+    rope = min(preset.qk_rope_head_dim, 8)
+    geometry = dataclasses.replace(preset, **sizes, q_lora_rank=rank, qk_rope_head_dim=rope)
+    tables = {"short": np.ones(4), "long": np.ones(4), "original_max_position_embeddings": 64, "amplitude": 1.0}
+    longrope = LongRope(base=1e4, **tables) if preset.longrope else None
+    config = LayerConfig(geometry=geometry, norm_eps=1e-6, longrope=longrope)
+    rng = np.random.default_rng(0)
+    weights = {key: rng.standard_normal(shape) for key, shape in shapes(config).items()}
+    inputs = {"hidden_states": rng.standard_normal((3, 24)), "positions": np.array([1, 2, 5])}
+    found = run(config, check_weights(weights, config), inputs)
+    assert found["out"].shape == (3, 24) and np.isfinite(found["out"]).all()
+    assert set(found) == set(stages_of(config))
+
+
+def test_the_docstring_lists_every_stage_with_its_axes():
+    for name, stage in STAGES.items():
+        assert re.search(rf"\b{name} \[{re.escape(', '.join(stage.axes.split()))}\]", stages.__doc__), name
 
 
 def test_stages_are_those_the_config_has():

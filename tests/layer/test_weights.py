@@ -2,6 +2,7 @@
 """Weights in safetensors files: one file, shards with an index, a folder, fp8 blocks, and bad ones."""
 
 import json
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from engine import CONFIG, DIRECT, INDEXED, PLAIN, POOLED, random_weights
 from safetensors.numpy import save_file
 
-from mla_oracle import InputError
+from mla_oracle import InputError, MissingError
 from mla_oracle.layer import LayerConfig, check_weights, read_weights
 from mla_oracle.tensorfile import read_tensors, write_tensors
 
@@ -175,6 +176,12 @@ def test_the_files_own_name_is_told(tmp_path):
     save_file(weights | {f"{PREFIX}rotary_emb.inv_freq": np.zeros(4, np.float32)}, path)
     with pytest.raises(InputError, match=r"^model.layers.1.self_attn.o_proj.weight is missing, expected \[48, 36\]$"):
         read_weights(path, LayerConfig.from_hf_config(CONFIG), 1)
+
+
+def test_a_gguf_file_without_its_package_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingError, match="a GGUF file needs the package gguf: pip install 'mla-oracle"):
+        read_weights(tmp_path / "model.gguf", LayerConfig.from_hf_config(CONFIG), 0)
 
 
 def test_files_that_are_none_are_told(tmp_path):

@@ -129,7 +129,7 @@ def record(layer: Layer, *, dtype: str, core: str, start: int = 0) -> Run:
     model = transformers.AutoModel.from_config(config, attn_implementation=core, dtype=DTYPES[dtype]).eval()
     draw = torch.Generator().manual_seed(20)
     for name, weight in model.named_parameters():
-        _fill(name, weight, draw)
+        fill(name, weight, draw)
     attention = next(module for module in model.modules() if hasattr(module, "kv_b_proj"))
     heads, nope, value = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim
 
@@ -159,7 +159,7 @@ def record(layer: Layer, *, dtype: str, core: str, start: int = 0) -> Run:
     return Run(geometry, config.to_dict(), attention.scaling, w_uk.numpy(), w_uv.numpy(), steps)
 
 
-def _fill(name: str, weight: torch.nn.Parameter, draw: torch.Generator) -> None:
+def fill(name: str, weight: torch.nn.Parameter, draw: torch.Generator) -> None:
     """Norms near 1, projections that keep the size of their input; queries three times larger: a peaked softmax."""
     values = torch.randn(weight.shape, generator=draw, dtype=torch.float64)
     if weight.ndim == 1:

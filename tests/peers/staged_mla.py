@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hooked_mla import FAMILIES, SMALL, STEPS, Layer, _fill, torch, transformers
+from hooked_mla import FAMILIES, SMALL, STEPS, Layer, fill, torch, transformers
 
 from mla_oracle.arrays import as_array
 
@@ -50,7 +50,7 @@ def dump(layer: Layer, *, dtype: str, core: str = "eager", start: int = 0) -> Du
     model = transformers.AutoModel.from_config(config, attn_implementation=core, dtype=DTYPES[dtype]).eval()
     draw = torch.Generator().manual_seed(20)
     for name, weight in model.named_parameters():
-        _fill(name, weight, draw)
+        fill(name, weight, draw)
     attention = next(module for module in model.modules() if hasattr(module, "kv_b_proj"))
     weights = {name: arrays(weight) for name, weight in attention.named_parameters()}
     cache = transformers.DynamicCache(config=config)

@@ -25,6 +25,7 @@ from ..noise import UNIT
 from .choice import check_tokens, differences
 from .config import PAIRINGS, LayerConfig
 from .dump import narrowest, taken
+from .indexer import selected
 from .limits import Limit, attention_limit, limit
 from .spread import Spread
 from .stages import STAGES, stages_of
@@ -33,7 +34,7 @@ from .verdict import Finding, LayerVerdict, reason
 from .weights import Weights
 
 ATTENTION = ("lse", "o_lat", "attn")
-# What nothing else is computed from: only if dumped.
+# What nothing else needs: looked at if dumped.
 LEAVES = ("k_nope", "v", "q_lat", "scores", "lse", "p", "o_lat")
 # What engines keep in f32 whatever they store else, and what holds no numbers: these do not tell what others are in.
 WIDE = ("scores", "lse", "p", "index_weights", "index_scores", "topk")
@@ -57,9 +58,8 @@ def check_stages(
 
     `held`: the dtype of stages that are not dumped; None: the coarsest of those that are, or of the hidden states.
     `rope_layout`: how rotated rows of adjacent pairs are stored, interleaved or neox (pairs parted); None: as the
-    first of them in the dump is.
-    `angles`: the mode of the angles, "any" allows for each. `numerics`: what the attention rounds, see
-    numerics.resolve. Raises InputError.
+    first of them in the dump is. `angles`: the mode of the angles, "any" allows for each. `numerics`: what the
+    attention rounds, see numerics.resolve. A choice of tokens that is not dumped is ours. Raises InputError.
     """
     state = prepare(config, weights, inputs, angles=angles)
     stages = stages_of(config)
@@ -253,9 +253,11 @@ class _Judge:
 
     def _choice(self, ours: Array) -> Finding:
         topk = self.given["topk"]
-        check_tokens(topk, self.state.seen.shape[1])
+        seen = self.state.seen
+        check_tokens(topk, seen.shape[1])
         wrong = differences(self.spread, topk, ours)
-        self.state.values["topk"] = topk
+        if (selected(topk, seen.shape[1]) & seen).any(axis=1).all():  # else a query would attend to nothing
+            self.state.values["topk"] = topk
         if not wrong:
             return Finding("topk", True, "i64", 0.0, 0, len(ours))
         row = min(wrong)

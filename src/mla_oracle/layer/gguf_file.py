@@ -141,7 +141,8 @@ def _open(path: str) -> Any:
     try:
         if os.path.getsize(path) < 24:
             raise InputError(f"{path} has {os.path.getsize(path)} bytes, expected a GGUF file's 24 or more")
-        return Reader(path)
+        with np.errstate(all="ignore"):  # sizes that are none
+            return Reader(path)
     except InputError:
         raise
     except OSError as error:

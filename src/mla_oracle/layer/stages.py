@@ -5,7 +5,16 @@
     values["c_kv"], values["out"]                      the names and axes are those of STAGES
 
 S rows were cached before, N = S + T; H heads; P, R, V, L, Q = q_lora_rank and C = hidden_size as in Geometry; n and d
-are the heads of the indexer and their size. A stage is computed from those before it: to add one, add a line.
+are the heads of the indexer and their size; keys are tokens or pools. In order, each computed from those before it:
+
+    q_a [T, Q]   q_a_norm [T, Q]   q [T, H, P+R]   kv_a [T, L+R]   kv_a_norm [T, L]   c_kv [T, L]
+    q_nope [T, H, P]   q_pe [T, H, R]   k_pe [T, R]   kv_cache [N, L+R]
+    index_q [T, n, d]   index_k [T, d]   index_gate [T, d]   index_keys [keys, d]   index_weights [T, n]
+    index_scores [T, keys]   topk [T, k]
+    k_nope [N, H, P]   v [N, H, V]   q_lat [T, H, L]   scores [T, H, N]   lse [T, H]   p [T, H, N]
+    o_lat [T, H, L]   attn [T, H, V]   out [T, C]
+
+To add one, add it to STAGES, and its errors to a spread_*.py.
 """
 
 from __future__ import annotations
