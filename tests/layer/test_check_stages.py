@@ -245,6 +245,18 @@ def test_an_indexer_with_hadamard_and_fp8_passes_by_its_conventions_and_by_no_ot
     assert judged(INDEXED, TransformedEngine, conventions=own, keep=few, **how).passed
 
 
+def test_a_norm_that_fails_is_told_the_eps_it_would_pass_with():
+    class Small(Engine):
+        def eps(self):
+            return 1e-5
+
+    verdict = judged(CONFIG, Small, size=0.03)
+    assert verdict.first == "q_a_norm"
+    assert "; with norm_eps 1e-05 in the place of 1e-06 it is within its budget" in verdict.reason
+    told = judged(CONFIG, NoLatentNorm, size=0.03)
+    assert told.first == "kv_a_norm" and "norm_eps" not in told.reason
+
+
 def test_a_choice_of_nothing_fails_and_no_stage_after_it():
     class Nothing(Engine):
         def __call__(self, *args):

@@ -4,13 +4,11 @@
 Every stage is computed in f64 from the stages before it as the engine dumped them, so that an error is told where it is
 made and nowhere after. Of what was not dumped ours takes the place, and the budget allows for its roundings. A stage of
 f32 whose every number is one of a narrower format is taken to be stored in that.
-
-Rotated rows may have their pairs parted: an engine may rotate adjacent pairs by parting them first, and q and k
-then agree as they are. Which it is, the first rotated stage says, unless the case does; the others must be alike.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -23,9 +21,10 @@ from ..checks import WIDE_FLOATS, choice, widen
 from ..errors import InputError
 from ..noise import UNIT
 from .choice import check_tokens, differences
-from .config import PAIRINGS, LayerConfig
+from .config import LayerConfig
 from .dump import narrowest, taken
 from .indexer import selected
+from .layout import OF_ROPE, layout_of, may_part, settled_layout
 from .limits import Limit, attention_limit, limit
 from .spread import Spread
 from .stages import STAGES, stages_of
@@ -38,7 +37,9 @@ ATTENTION = ("lse", "o_lat", "attn")
 LEAVES = ("k_nope", "v", "q_lat", "scores", "lse", "p", "o_lat")
 # What engines keep in f32 whatever they store else, and what holds no numbers: these do not tell what others are in.
 WIDE = ("scores", "lse", "p", "index_weights", "index_scores", "topk")
-OF_ROPE = {"q_pe": "rope", "k_pe": "rope", "kv_cache": "rope", "index_q": "index_rope", "index_k": "index_rope"}
+# Norms whose eps engines read differently, and what it may be.
+NORMS = ("q_a_norm", "kv_a_norm")
+EPS = (1e-6, 1e-5, 0.0)
 LN2 = float(np.log(2))
 
 
@@ -72,7 +73,7 @@ def check_stages(
         held = max((dtypes.name_of(array.dtype) for array in own), key=UNIT.__getitem__)
         held = "f32" if not any(name not in WIDE for name in given) and held == "f64" else held
     choice("held", held, WIDE_FLOATS)
-    settled = _settled(state, given, rope_layout)
+    settled = settled_layout(state, given, rope_layout)
     spread = Spread(state, held, weights.dtypes(), {})
     judge = _Judge(state, spread, given, numerics, lse_base)
     findings = []
@@ -82,7 +83,7 @@ def check_stages(
         kind = OF_ROPE.get(name)
         finding = judge.judge(name)
         if kind is not None and name in given:
-            if not settled[kind] and not finding.passed and _parts(state, name):
+            if not settled[kind] and not finding.passed and may_part(state, name):
                 judge.part(kind, True, name)
                 other = judge.judge(name)
                 if other.passed:
@@ -91,6 +92,8 @@ def check_stages(
                     judge.part(kind, False, name)
                     judge.judge(name)
             settled[kind] = True
+        if name in NORMS and not finding.passed:
+            finding = judge.explained(finding)
         judge.settle(name)
         if name in given:
             findings.append(finding)
@@ -108,37 +111,10 @@ def check_stages(
             "held": held,
             "angles": state.angles,
             "norm_eps": state.config.norm_eps,
-            "rope_layout": _layout(state),
+            "rope_layout": layout_of(state),
             "numerics": judge.declared,
         },
     )
-
-
-def _settled(state: State, given: Mapping[str, Array], rope_layout: str | None) -> dict[str, bool]:
-    """Whether it is known how rotated rows are stored. Raises InputError where rows are cached and nothing tells."""
-    if rope_layout is not None:
-        choice("rope_layout", rope_layout, PAIRINGS)
-        state.parted |= dict.fromkeys(state.parted, rope_layout == "neox")
-        return dict.fromkeys(state.parted, True)
-    for kind, past in (("rope", "past_k_pe"), ("index_rope", "past_index_k")):
-        tell = [name for name in stages_of(state.config) if OF_ROPE.get(name) == kind]
-        if tell and _parts(state, tell[0]) and len(state[past]) and given.keys().isdisjoint(tell):
-            raise InputError(
-                f"rope_layout is not given, expected interleaved or neox: {past} is rotated and the dump, which might"
-                f" tell, holds none of {', '.join(tell)}"
-            )
-    return dict.fromkeys(state.parted, False)
-
-
-def _parts(state: State, name: str) -> bool:
-    """Whether rows of this stage may have their pairs parted."""
-    if name.startswith("index"):
-        return state.indexer.pairing == "interleaved"
-    return state.geometry.rope_interleave and state.config.rotates
-
-
-def _layout(state: State) -> str:
-    return "interleaved" if state.geometry.rope_interleave and not state.parted["rope"] else "neox"
 
 
 class _Judge:
@@ -177,6 +153,17 @@ class _Judge:
             if OF_ROPE[before] == kind and before not in self.given:
                 self.judge(before)
                 self.settle(before)
+
+    def explained(self, finding: Finding) -> Finding:
+        """A norm that fails, and with which eps it would not."""
+        own, said = self.state.config, ""
+        for eps in EPS:
+            self.state.config = dataclasses.replace(own, norm_eps=eps)
+            if self.judge(finding.stage).passed:
+                said = f"; with norm_eps {eps:g} in the place of {own.norm_eps:g} it is within its budget"
+        self.state.config = own
+        self.judge(finding.stage)
+        return dataclasses.replace(finding, reason=finding.reason + said)
 
     def settle(self, name: str) -> None:
         """Put what the engine dumped in the place of ours, or ours with its errors."""
