@@ -9,7 +9,7 @@ import pytest
 from ids import IDS, made
 
 from mla_oracle import check, expected, formats, generate
-from mla_oracle.budget import emulate
+from mla_oracle.budget import budget, emulate
 from mla_oracle.locate import in_row_axes
 from mla_oracle.numerics import resolve
 
@@ -36,6 +36,26 @@ def test_honest_kernels_are_accepted(options):
         actual = stored(emulate(case, numerics, np.random.default_rng(seed)))
         plain, turned = in_row_axes(case, truth)
         assert check(plain, actual, turned).passed
+
+
+@pytest.mark.parametrize("options", IDS)
+def test_an_emulated_kernel_computes_the_case_and_its_budget_is_narrow(options):
+    case = made(options)
+    plain, truth = in_row_axes(case, expected(case))
+    numerics = resolve(None, case, {"out": "f32", "lse": "f32"})
+    found = emulate(plain, numerics, np.random.default_rng(5))
+    most = 0.02 if "dtype" in options and "q_dtype" not in options else 2e-5
+    assert np.abs(found["out"] - truth["out"]).max() < most
+    seen = np.isfinite(truth["lse"])
+    assert np.abs(found["lse"][seen] - truth["lse"][seen]).max() < most and (found["lse"] == truth["lse"])[~seen].all()
+    allowed = budget(plain, numerics, truth).allowed(truth)
+    assert allowed["out"].max() < 10 * most and allowed["lse"].max() < 10 * most
+
+
+def test_a_cache_is_multiplied_as_its_reader_rounds_it():
+    rows = "paged:heads=2,row=576,value=512,scale=0.06,lens=5"
+    for name, rounds in (("fp8_ds_mla", "bf16"), ("fp8_e4m3", "f32"), ("fp8_ds_mla,reader=f32", "f32")):
+        assert resolve(None, generate(f"{rows},format={name}"), {"out": "bf16"}).cache == rounds
 
 
 @pytest.mark.parametrize("name", formats.NAMES)
