@@ -72,7 +72,7 @@ def assert_right(case, build=None, precision="f32", backend="fast"):
                 size = (np.abs(k) @ np.abs(q)).max() * problem.scale
                 tiles = 2 * D * tiny * (np.abs(q).max() + 2 * np.abs(k).max() + 8) * problem.scale
                 relative = eps * (((1.1 * D + 16) if mma else D + 6) * size + 2 * len(mine) + 35) + tiles
-                rounded = 2.0**-8 if mma else 2.0**-18 if precision == "f32" else 0.0
+                rounded = 2.0**-8 if mma else 2.0**-17 if precision == "f32" else 0.0
                 out[n, h] = (relative + rounded) * (p @ v) / p.sum() + len(mine) * tiny * (v.max() + 6)
                 sink = np.abs(np.nan_to_num(problem.sinks[h], neginf=0))
                 lse[n, h] = relative + 2 * eps * (np.abs(score).max() + 2 * np.log(len(mine)) + sink)

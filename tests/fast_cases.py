@@ -134,7 +134,7 @@ def bound(case, dtype, tiles=False):
             largest = np.abs(k[:, : case.V]).max()
             out[b, t] = relative[:, None] * mean + n * tiny * largest
             if tiles:
-                out[b, t] += 2.0**-18 * mean + n * tiny * (largest + 6)
+                out[b, t] += 2.0**-17 * mean + n * tiny * (largest + 6)
             lse[b, t] = relative + eps * (np.abs(top[:, 0]) + np.log(n))
     return out, lse
 

@@ -65,11 +65,11 @@ def decode(
     exp (1.01 ULP, where 2 are allowed), rescaling per tile and merging; tiny: weights below it count as 0.
 
     On amx (a bf16 cache in f32) a query is the sum of three bf16 terms, exactly, and a weight that of two,
-    each rounded to 8 bits: what is left of it is at most 2^-9 * 2^-9 of it. Its tiles take numbers below the
-    normal range for 0, in and out. So, besides,
+    each rounded to 8 bits: the first is off by at most 2^-8 of the weight, and a number below 2^-8 is rounded to 8
+    bits by at most 2^-17. Its tiles take numbers below the normal range for 0, in and out. So, besides,
 
         relative += 2 * D * tiny * (max |q| + 2 max |k| + 8) * |scale|
-        out:  + 2^-18 * (sum p |v| / sum p) + n * tiny * (max |v| + 6)
+        out:  + 2^-17 * (sum p |v| / sum p) + n * tiny * (max |v| + 6)
 
     max |k| times two: of a query the second and third term; 8 and 6: products and sums, of each term; max |v|:
     the second term of a weight.
