@@ -174,9 +174,11 @@ class _Judge:
             state.values[name] = widen(self.given[name], np.float64)
         elif name != "topk":
             truth = state[name]
-            own = self.spread.of("unseen" if name == "attn" else name, truth)
-            copies = name == "kv_cache"
-            self.spread.errors[name] = np.asarray(own) if copies else np.hypot(own, self._rounding(name, truth))
+            own = np.asarray(self.spread.of("unseen" if name == "attn" else name, truth))
+            copies = name == "kv_cache" or (name == "index_keys" and state.indexer.kpool is None)
+            # What has no error is a copy of what has none: storing it rounds nothing.
+            rounding = 0.0 if copies else np.where(own > 0, self._rounding(name, truth), 0.0)
+            self.spread.errors[name] = np.hypot(own, rounding)
 
     def _rounding(self, name: str, truth: Array) -> Array:
         held = "f32" if name in ("index_scores", "index_weights") else self.spread.held

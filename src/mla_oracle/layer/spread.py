@@ -51,10 +51,10 @@ class Spread:
         found: Array = spacing(truth, dtype) * UNIFORM
         return found
 
-    def squares(self, name: str, *shape: int) -> Array | None:
-        """The squared errors of a stage that is not dumped, or None."""
+    def squares(self, name: str) -> Array | None:
+        """The squared errors of a stage, or None where it is exact."""
         found = self.errors.get(name)
-        return None if found is None else np.square(found)
+        return None if found is None or not found.any() else np.square(found)
 
     def linear(self, x: Array, errors: Array | None, weight: str, out: Array) -> Array:
         """Squared: of out [..., o] = x [..., i] w^T, w [o, i]."""

@@ -88,15 +88,18 @@ def _scores(e: Spread, out: Array) -> Array:
 
 
 def _p(e: Spread, out: Array) -> Array:
-    """A weight's error is that of its score less the mean that its row shares, relative to the weight."""
+    """A weight's error is that of its score and of the row's sum, relative to the weight.
+
+    And no less than a unit of f32 of the sum, in which a smaller one is lost.
+    """
     products, scores = _Products(e), e.state.scores()
     finite = np.where(np.isfinite(scores), scores, 0.0)
     squared = products.carried() + products.before() + products.sums(finite)
     squared += 2 * np.square(RMS * UNIT[e.held] * finite) + (4 * U32) ** 2  # stored before and after the scale
     squared += np.square(U32 * finite.max(axis=-1, keepdims=True))
     shared = (out**2 * squared).sum(axis=-1, keepdims=True) + walk("f32", out.shape[-1]) ** 2
-    found: Array = out * np.sqrt(squared + shared)
-    return found
+    found: Array = np.hypot(out * np.expm1(np.minimum(np.sqrt(squared + shared), 10.0)), RMS * U32)
+    return np.where(np.isfinite(scores), found, 0.0)
 
 
 def _lse(e: Spread, out: Array) -> Array:
