@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import dtypes
 from .arrays import Array, Axes
 from .cases import PagedCase
 from .checks import number_type, widen
@@ -18,6 +19,12 @@ from .errors import InputError
 from .geometry import show
 
 SCALES = ("kv_scale", "kpe_scale", "ckv_scale")
+HOLDS = {  # a dtype and those whose numbers it holds, narrowest first
+    "e4m3": {"e4m3"},
+    "bf16": {"e4m3", "bf16"},
+    "f16": {"e4m3", "f16"},
+    "f32": {"e4m3", "bf16", "f16", "f32"},
+}
 
 
 @dataclass(frozen=True)
@@ -114,3 +121,15 @@ def _rows(name: str, block_size: int) -> int:
     if block_size == 0:
         raise InputError(f"{name} has block_size 0, expected 1 or more")
     return block_size
+
+
+def held_as(case: PagedCase) -> str:
+    """The narrowest dtype that holds every number of the case's rows, as the reader of their format makes them."""
+    if case.cache_format is not None:
+        from . import formats
+
+        form = formats.get(case.cache_format)
+        return form.reader_roundings[form.reader_of(case.cache_reader)]
+    tensors = (case.kv_cache, case.kpe_cache, case.extra_kv_cache)
+    names = {dtypes.name_of(tensor.dtype) for tensor in tensors if tensor is not None}
+    return next((name for name, held in HOLDS.items() if names <= held), "f64")

@@ -18,6 +18,7 @@ import numpy as np
 from . import dtypes
 from .arrays import Array
 from .numerics import Numerics
+from .options import SINKS, placed, scored, settled, with_sinks
 from .paged import LOG2E
 
 F32 = np.float32
@@ -37,18 +38,20 @@ class Problem(NamedTuple):
     visible: Array  # [R] keys a row sees, the first ones
     scale: float
     shards: list[Array] | None = None  # keys of each rank, where that is given
-    bias: Array | None = None  # [R, n] f32, added to the scaled and capped scores; -inf hides a key
-    softcap: float = 0.0  # of scaled scores; 0: none
+    softcap: float = 0.0  # 0: none
+    bias: Array | None = None  # [R, n] f32, -inf where a row does not see the key
+    sinks: Array | None = None  # [R] f32
+    sinks_in_lse: bool = False
+    output_scale: float = 1.0
 
     def take(self, rows: Array) -> Problem:
-        bias = None if self.bias is None else self.bias[rows]
-        return self._replace(q=self.q[rows], visible=self.visible[rows], bias=bias)
+        bias, sinks = (None if x is None else x[rows] for x in (self.bias, self.sinks))
+        return self._replace(q=self.q[rows], visible=self.visible[rows], bias=bias, sinks=sinks)
 
-    def finish(self, scores: Array) -> Array:
-        """Scaled scores [R, n] f32, capped and with their bias."""
-        if self.softcap:
-            scores = F32(self.softcap) * np.tanh(scores * F32(1 / self.softcap))
-        return scores if self.bias is None else scores + self.bias
+    @property
+    def count(self) -> Array:
+        """[R] how many keys a row sees."""
+        return self.visible if self.bias is None else (self.bias > -np.inf).sum(axis=-1)
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Choices:
     sum_rounded: bool
     exp: str
     step: int | None  # keys between two roundings of the accumulators; None: a tile
+    sink: str  # before, within or after
     naive: bool  # of the dense forms, which both compute the same function: the naive one
 
 
@@ -97,20 +101,35 @@ def choose(
         sum_rounded=rounded if numerics.row_sum == "any" else numerics.row_sum == "p",
         exp=("exp", "exp2")[rng.integers(2)] if numerics.exp == "any" else numerics.exp,
         step=step if fine or half else None,
+        sink=SINKS[turn // 3 % 3],
         naive=turn // 2 % 2 == 0,
     )
 
 
 def attend(problem: Problem, numerics: Numerics, choices: Choices, rng: np.random.Generator) -> tuple[Array, Array]:
     """(out [R, V], lse [R]) f64, lse natural and not yet of its dtype; a row that sees nothing has out 0, lse -inf."""
-    scores = score(problem, numerics, fine=choices.step is not None)
-    states = [
-        _run(scores[:, keys], problem.values[keys], numerics, choices, rng) for keys in _split(problem, choices)
-    ]
-    if len(states) == 1:
-        return states[0]
-    outs = np.stack([narrow(out.astype(F32), numerics.partials) for out, _ in states])  # [S, R, V]
-    lses = np.stack([lse for _, lse in states]).astype(F32)
+    scores = score(problem, numerics, rng, fine=choices.step is not None)
+    splits = list(_split(problem, choices))
+    sink = placed(problem, choices.sink, len(splits))
+    states = []
+    for i, keys in enumerate(splits):
+        own = problem.sinks if i == 0 and sink in ("before", "within") else None
+        values = problem.values[keys]
+        states.append(_run(scores[:, keys], values, numerics, choices, rng, own, sink, problem.sinks_in_lse))
+    out, lse = states[0] if len(states) == 1 else _merge(states, numerics)
+    if sink == "after":
+        out, lse = with_sinks(problem, out, lse, _errors_of_exp(choices.exp, rng))
+    if sink is not None or problem.bias is not None:
+        out, lse = settled(problem, out, lse)
+    if problem.output_scale != 1:
+        out = out * F32(problem.output_scale)
+    return out.astype(np.float64), lse.astype(np.float64)
+
+
+def _merge(states: list[tuple[Array, Array]], numerics: Numerics) -> tuple[Array, Array]:
+    """(out [R, V], lse [R]) f32 of states over disjoint keys."""
+    outs = np.stack([narrow(out, numerics.partials) for out, _ in states])  # [S, R, V]
+    lses = np.stack([lse for _, lse in states])
     top = lses.max(0)
     with np.errstate(invalid="ignore"):
         weights = np.where(lses == -np.inf, F32(0), np.exp(lses - np.where(top == -np.inf, F32(0), top)))
@@ -119,11 +138,11 @@ def attend(problem: Problem, numerics: Numerics, choices: Choices, rng: np.rando
     out = (weights[..., None] * outs).sum(0) / safe[:, None]
     with np.errstate(divide="ignore"):
         lse = top + np.log(safe)
-    return out.astype(np.float64), np.where(total == 0, -np.inf, lse).astype(np.float64)
+    return out, np.where(total == 0, F32(-np.inf), lse)
 
 
-def score(problem: Problem, numerics: Numerics, *, fine: bool) -> Array:
-    """Scaled scores [R, n] f32, -inf where a row does not see the key."""
+def score(problem: Problem, numerics: Numerics, rng: np.random.Generator, *, fine: bool) -> Array:
+    """Scores [R, n] f32 as they are weighed, -inf where a row does not see the key."""
     q, keys = problem.q, problem.keys
     with np.errstate(invalid="ignore", over="ignore"):
         if fine or numerics.score_accumulator in ("f16", "mma-f16"):
@@ -131,7 +150,8 @@ def score(problem: Problem, numerics: Numerics, *, fine: bool) -> Array:
             raw = accumulate(None, q, keys.T, step, numerics.score_accumulator)
         else:
             raw = q @ keys.T
-        scores = problem.finish(narrow(narrow(raw, numerics.scores) * F32(problem.scale), numerics.scores))
+        scores = narrow(narrow(raw, numerics.scores) * F32(problem.scale), numerics.scores)
+    scores = scored(problem, scores, lambda x: narrow(x, numerics.scores), numerics.tanh, rng)
     unseen = np.arange(len(problem.keys)) >= problem.visible[:, None]
     if unseen.any():
         scores[unseen] = -np.inf
@@ -201,15 +221,26 @@ def _errors_of_exp(name: str, rng: np.random.Generator) -> Callable[[Array], Arr
 
 
 def _run(
-    scores: Array, values: Array, numerics: Numerics, choices: Choices, rng: np.random.Generator
+    scores: Array,
+    values: Array,
+    numerics: Numerics,
+    choices: Choices,
+    rng: np.random.Generator,
+    sinks: Array | None,
+    sink: str | None,
+    sinks_in_lse: bool,
 ) -> tuple[Array, Array]:
-    """One split: scores [R, n] f32, values [n, V] f32 -> (out [R, V], lse [R])."""
+    """One split: scores [R, n] f32, values [n, V] f32, the sinks [R] it adds -> (out [R, V], lse [R]) f32."""
     R, n = scores.shape
+    normalised = choices.base == "normalised"
     top = np.full(R, -np.inf, F32)
+    if sinks is not None:
+        sinks = np.where(np.isposinf(sinks), F32(-np.inf), sinks)
+        if sink == "before" or normalised:
+            top = sinks
     total = np.zeros(R, F32)
     acc = np.zeros((R, values.shape[1]), F32)
     weigh = F32(numerics.p_scale)
-    normalised = choices.base == "normalised"
     stale = min(STALE, math.log(dtypes.LARGEST.get(numerics.p, math.inf) / numerics.p_scale))
     hold = rng.random(R, F32) * F32(max(0.0, stale) if choices.base == "stale" else 0.0)
     unit = F32(LOG2E)
@@ -229,7 +260,8 @@ def _run(
         p[p < SMALLEST_NORMAL] = 0  # as processors that flush them; and others are slow
         if normalised:
             total = p.sum(1)
-            p *= (weigh / np.where(total == 0, F32(1), total))[:, None]
+            whole = total if sinks is None else total + np.exp(sinks - base)
+            p *= (weigh / np.where(whole == 0, F32(1), whole))[:, None]
         else:
             p *= weigh
         rounded = narrow(p, numerics.p)
@@ -238,9 +270,23 @@ def _run(
         acc = accumulate(acc * decay[:, None] if j else acc, rounded, values[j : j + choices.tile], choices.step,
                          numerics.value_accumulator)
         top = new
-    empty = total == 0
-    safe = np.where(empty, F32(1), total)
-    out = acc / weigh if normalised else acc / safe[:, None]
+    lse = _lse(top, total, F32(1) if normalised else weigh)
+    whole = total
+    if sinks is not None:  # one more weight, of the largest of all
+        new = np.maximum(top, sinks)
+        base = np.where(new == -np.inf, F32(0), new)
+        decay = np.exp(top - base)
+        whole = total * decay + np.exp(sinks - base) * (F32(1) if normalised else weigh)
+        acc = acc if normalised else acc * decay[:, None]
+        if sinks_in_lse:
+            lse = _lse(new, whole, F32(1) if normalised else weigh)
+    out = acc / weigh if normalised else acc / np.where(whole == 0, F32(1), whole)[:, None]
+    return out, lse
+
+
+def _lse(top: Array, total: Array, weigh: np.float32) -> Array:
+    """Of a sum of weights relative to `top`, the largest of which is `weigh`."""
+    safe = np.where(total == 0, F32(1), total)
     with np.errstate(invalid="ignore"):
-        lse = top + np.log(safe if normalised else safe / weigh)
-    return out.astype(np.float64), np.where(empty, -np.inf, lse).astype(np.float64)
+        lse = top + np.log(safe / weigh)
+    return np.where(total == 0, F32(-np.inf), lse)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import dtypes
+from .caches import held_as
 from .cases import Case, DenseCase, PagedCase
 from .errors import InputError
 
@@ -26,6 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "cache": ROUNDED,
     "score_accumulator": ("f32", "mma", "f16", "mma-f16"),
     "scores": ("f32", "bf16", "f16"),
+    "tanh": ("f32", "approx"),
     "p": ROUNDED,
     "p_base": ("max", "stale", "normalised", "any"),
     "row_sum": ("f32", "p", "any"),
@@ -42,9 +44,10 @@ class Numerics:
     """The roundings of one kernel. Every field is printed by `str` in the form `resolve` reads."""
 
     query: str  # the query as it is multiplied
-    cache: str  # the latent row as it is multiplied, as key and as value
+    cache: str  # the latent row as it is multiplied, as key and as value; of a format, what its reader makes of it
     score_accumulator: str  # f32, f16: rounded to nearest, any order; mma: f32 truncated every 16 products; mma-f16
-    scores: str  # the scores, before and after they are scaled
+    scores: str  # the scores, before and after they are scaled, and after every step of a softcap and a bias
+    tanh: str  # of a softcap: f32: within 2^-22; approx: within 2^-11 of itself, as tanh.approx.f32
     p: str  # the weights as they are multiplied with the values
     p_scale: float  # the weight of the largest score, before it is rounded
     p_base: str  # weights are relative to a running maximum, to one renewed lazily (stale), or divided by their sum
@@ -78,14 +81,21 @@ def infer(case: Case, results: Mapping[str, str]) -> Numerics:
     """What a kernel for `case` that returns results of these dtypes (by name) is taken to round, if it says nothing.
 
     It multiplies what the case stores and accumulates in f32, on tensor cores where its weights have 16 bits: as the
-    cache has, or as out has, if either. A query of more bits than the cache is rounded to meet it. The weights' base,
-    their sum, the function exp, tiles and splits are free.
+    cache has, or over rows of 8 bits as the query has, or as out has, if any. A query of more bits than the cache is
+    rounded to meet it. The weights' base, their sum, the function exp, tiles and splits are free.
+
+    The rows of a format are multiplied as its reader rounds them, where the query has that dtype or e4m3; else, and
+    where the reader rounds nothing (the kernel folds the scale into others), as they are, which is told as f32.
     """
-    stored = stored_dtypes(case)
+    stored = _stored(case)
     query, cache = (name if name in ROUNDED else "f32" for name in stored)
-    query = cache if query == "f32" else query
+    packed = isinstance(case, PagedCase) and case.cache_format is not None
+    if packed and query not in (cache, "e4m3"):
+        cache = "f32"
+    query = cache if query == "f32" and cache != "e4m3" else query
     out = results.get("out", "f32")
-    p = next((name for name in (cache, out) if name in ("bf16", "f16")), "f32")
+    halves = (cache, query if packed or cache == "e4m3" else out, out)
+    p = next((name for name in halves if name in ("bf16", "f16")), "f32")
     sums = "f32" if p == "f32" else "mma"
     shards = isinstance(case, PagedCase) and case.shards > 1
     partials = results.get("partial_out", out) if shards else "f32"
@@ -94,6 +104,7 @@ def infer(case: Case, results: Mapping[str, str]) -> Numerics:
         cache=cache,
         score_accumulator=sums,
         scores="f32",
+        tanh="f32",
         p=p,
         p_scale=1.0,
         p_base="any",
@@ -167,16 +178,11 @@ def _read(name: str, value: str) -> Any:
     return value
 
 
-def stored_dtypes(case: Case) -> tuple[str, str]:
-    """The dtypes of the query and of the cached rows; of a cache format, what its reader rounds a row to."""
+def _stored(case: Case) -> tuple[str, str]:
+    """The dtypes of the query and of the cached rows."""
     match case:
-        case PagedCase() if case.cache_format is not None:
-            from . import formats
-
-            form = formats.get(case.cache_format)
-            return dtypes.name_of(case.q.dtype), form.reader_roundings[form.reader_of(case.cache_reader)]
         case PagedCase():
-            return dtypes.name_of(case.q.dtype), dtypes.name_of(case.kv_cache.dtype)
+            return dtypes.name_of(case.q.dtype), held_as(case)
         case DenseCase():
             return dtypes.name_of(case.q_nope.dtype), dtypes.name_of(case.c_kv.dtype)
     raise InputError(f"a {case.kind} case has no numerics, expected a paged, naive or absorbed one")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A case in parts that are emulated alone: the requests of a paged case, the heads of a dense one; the queries of a
-paged case that is not plain stand in query_parts.py.
+"""A case in parts that are emulated alone: of a paged case those of paged_parts.py, the heads of a dense one.
 
     parts = parts_of(case, numerics)        how many, how many rows each, what a row costs
     part = parts.open(3)                    its arrays in the dtypes a kernel multiplies
@@ -16,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,86 +25,19 @@ from .emulate import Choices, Problem, accumulate, attend, narrow
 from .errors import InputError
 from .noise import RMS, UNIT, Noise, coarser, drift, noise, walk
 from .numerics import Numerics
-from .paged import LOG2E
-from .placement import dense_table
-
-if TYPE_CHECKING:
-    from .query_parts import Queries
+from .paged_parts import Requests, Tokens, as_multiplied, as_stored, finite
 
 F32 = np.float32
 
 
-def parts_of(case: Case, numerics: Numerics) -> Requests | Heads | Queries:
+def parts_of(case: Case, numerics: Numerics) -> Requests | Heads:
     """The parts of a case that has numerics. Raises InputError, UnsupportedError."""
     match case:
-        case PagedCase() if case.extensions():
-            from .query_parts import Queries
-
-            return Queries(case, numerics)
         case PagedCase():
-            return Requests(case, numerics)
+            return (Tokens if case.extensions() else Requests)(case, numerics)
         case DenseCase():
             return Heads(case, numerics)
     raise InputError(f"a {case.kind} case has no numerics, expected a paged, naive or absorbed one")
-
-
-class Requests:
-    """The parts of a paged case, rows [T, H] each."""
-
-    def __init__(self, case: PagedCase, numerics: Numerics) -> None:
-        self.case, self.numerics = case, numerics
-        self.shape = case.q.shape[:-1]
-        self.width = case.head_dim_v
-        self.count, self.rows = len(case.seq_lens), math.prod(self.shape[1:])
-        self.cost = case.seq_lens.astype(np.float64) * (case.q.shape[-1] + case.head_dim_v)
-        self.longest = int(case.seq_lens.max(initial=0))
-        self.table = dense_table(case)
-
-    def split(self, rows: Array) -> Array:
-        """[*shape, ...] -> [count, rows, ...]"""
-        return rows.reshape(self.count, self.rows, *rows.shape[len(self.shape) :])
-
-    def join(self, rows: Array) -> Array:
-        return rows.reshape(*self.shape, *rows.shape[2:])
-
-    def open(self, request: int) -> Request:
-        case, numerics = self.case, self.numerics
-        q = case.q if case.q.ndim == 4 else case.q[:, None]
-        _, T, H, D = q.shape
-        block = case.kv_cache.shape[1]
-        n = int(case.seq_lens[request])
-        j = np.arange(n)
-        keys = _as_multiplied(case.kv_cache[self.table[request, j // block], j % block], numerics.cache)
-        rows = _as_multiplied(q[request].reshape(T * H, D), numerics.query)
-        values = finite(keys[:, : case.head_dim_v])
-        seen = np.maximum(n - T + 1 + np.arange(T), 0) if case.causal else np.full(T, n)
-        visible = np.repeat(seen, H)
-        return Request(Problem(rows, keys, values, visible, case.softmax_scale, _owned(case, j)), case, numerics)
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One request of a paged case."""
-
-    problem: Problem
-    case: PagedCase
-    numerics: Numerics
-
-    def run(self, rows: Array, choices: Choices, rng: np.random.Generator) -> tuple[Array, Array]:
-        """(out [R, V], lse [R]) as they are stored, in the case's base and with its value of an empty row."""
-        out, lse = attend(self.problem.take(rows), self.numerics, choices, rng)
-        lse = stored((lse * self.unit).astype(F32).astype(np.float64), self.numerics.lse)
-        return stored(out, self.numerics.out), np.where(np.isneginf(lse), self.case.empty_lse, lse)
-
-    def noise(self, out: Array, lse: Array) -> Noise:
-        numerics, case = self.numerics, self.case
-        query = coarser(numerics.query, dtypes.name_of(case.q.dtype))
-        cache = coarser(numerics.cache, dtypes.name_of(case.kv_cache.dtype))
-        return noise(self.problem, numerics, math.hypot(query, cache), cache, out, lse, self.unit)
-
-    @property
-    def unit(self) -> float:
-        return LOG2E if self.case.lse_base == "2" else 1.0
 
 
 class Heads:
@@ -146,7 +77,7 @@ class Head:
         if not choices.naive:
             latent = narrow(out.astype(F32), self.numerics.query)
             out = accumulate(None, latent, self.array("w_uv").T, None, self.numerics.value_accumulator)
-        return stored(out.astype(np.float64), self.numerics.out), np.zeros(len(rows))
+        return as_stored(out.astype(np.float64), self.numerics.out), np.zeros(len(rows))
 
     def noise(self, out: Array, lse: Array) -> Noise:
         """As of a naive kernel, with the roundings that an absorbed one makes instead beside it."""
@@ -172,8 +103,8 @@ class Head:
         """The tensor `name` of this head, f32 in the dtype it is multiplied in."""
         tensor = getattr(self.case, name)
         if name in ("q_nope", "q_pe"):
-            return _as_multiplied(tensor[:, self.head], self.numerics.query)
-        return _as_multiplied(tensor[self.head] if name.startswith("w_") else tensor, self.numerics.cache)
+            return as_multiplied(tensor[:, self.head], self.numerics.query)
+        return as_multiplied(tensor[self.head] if name.startswith("w_") else tensor, self.numerics.cache)
 
     @cached_property
     def naive(self) -> Problem:
@@ -204,33 +135,6 @@ def _scores(problem: Problem) -> Array:
     s = (problem.q @ problem.keys.T) * F32(problem.scale)
     s[np.isnan(s) | (np.arange(s.shape[1]) >= problem.visible[:, None])] = -np.inf
     return s - np.where(np.isfinite(top := s.max(-1)), top, F32(0))[:, None]
-
-
-def _owned(case: PagedCase, tokens: Array) -> list[Array] | None:
-    """The tokens of every rank that has some, where the case says who owns which."""
-    if case.shards == 1:
-        return None
-    size = max(1, -(-len(tokens) // case.shards))
-    interleaved = case.shard_layout == "interleaved"
-    ranks = [tokens[s :: case.shards] if interleaved else tokens[s * size : (s + 1) * size] for s in range(case.shards)]
-    return [rank for rank in ranks if len(rank)] or [tokens]
-
-
-def _as_multiplied(stored: Array, name: str) -> Array:
-    """f32 `stored`, rounded to `name` where it is of another dtype."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        wide: Array = stored.astype(F32)
-    return wide if dtypes.name_of(stored.dtype) == name else narrow(wide, name)
-
-
-def finite(values: Array) -> Array:
-    return values if np.isfinite(values).all() else np.where(np.isfinite(values), values, F32(0))
-
-
-def stored(x: Array, name: str) -> Array:
-    """f64 `x` as a result of dtype `name` holds it."""
-    held: Array = dtypes.round_to(x, name).astype(np.float64)
-    return held
 
 
 def _relative(name: str) -> float:
