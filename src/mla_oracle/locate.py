@@ -72,16 +72,37 @@ def _paged(case: PagedCase, name: str, index: tuple[int, ...]) -> dict[str, Any]
         request, tokens = index[0], case.q.shape[1] if case.q.ndim == 4 else 0
     axes = ("request", "query", "head", "column") if tokens else ("request", "head", "column")
     place: dict[str, Any] = dict(zip(axes, index, strict=False))
-    if case.seq_lens is None:
-        return place
+    if case.extensions() not in ((), ("lse_axes",)):
+        return place | _last_key(case, request, index[1] if tokens else 0)
     length = int(case.seq_lens[request])
     last = length - tokens + index[1] if tokens and case.causal else length - 1
     place["token"] = None if last < 0 else last
-    if last >= 0 and not case.extensions():
+    if last >= 0:
         block = case.kv_cache.shape[1]
         place["page"] = int(case.block_table[request, last // block])
         place["slot"] = last % block
     return place
+
+
+def _last_key(case: PagedCase, request: int, query: int) -> dict[str, Any]:
+    """How many keys a query sees, and where the last of them is: its token (by position), its page and slot."""
+    from itertools import islice
+
+    from .canonical import checked
+
+    problem = checked(case, "f64")
+    seen = next(islice(problem.seen, request, None))
+    first, end = (int(i) for i in seen.starts[query : query + 2])
+    place: dict[str, Any] = {"keys": end - first}
+    if end == first:
+        return place
+    extra = bool(seen.source[end - 1])
+    cache = problem.extra if extra else problem.main
+    assert cache is not None
+    if case.topk_by == "position":
+        place["extra token" if extra else "token"] = int(seen.position[end - 1])
+    page, slot = divmod(int(seen.slot[end - 1]), cache.block_size)
+    return place | ({"extra page": page, "slot": slot} if extra else {"page": page, "slot": slot})
 
 
 def first_nonfinite_inputs(case: Case) -> list[dict[str, Any]]:

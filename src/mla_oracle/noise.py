@@ -24,9 +24,10 @@ from typing import NamedTuple
 import numpy as np
 
 from .arrays import Array
-from .emulate import EXP_ERROR, STEP, Problem
+from .emulate import EXP_ERROR, Problem
 from .numerics import Numerics
 from .options import TANH_APPROX, TANH_STEP
+from .roundings import STEP
 
 F32 = np.float32
 UNIT = {
@@ -93,7 +94,7 @@ def noise(
     of_sums = math.hypot(sums, partials, of_values, 4 * UNIT["f32"])
 
     found = Noise(np.zeros_like(out), *(np.full(len(out), x) for x in (0.0, 1.0, 0.0, 0.0, 0.0)))
-    count = problem.count
+    count = problem.seen
     measured = np.flatnonzero(np.isfinite(lse) & (count > 0))
     size = max(1, BLOCK // max(n, 1))
     for i in range(0, len(measured), size):
@@ -114,7 +115,7 @@ def noise(
         both = np.concatenate([squares * np.square(weights.score_error), squares]) @ values
         of_scores, spread = both.reshape(2, -1, V).astype(np.float64) * largest**2
         if problem.sinks is not None:
-            share = np.square(sinks.keys)[:, None]  # type: ignore[call-overload]
+            share = np.square(sinks.keys)[:, None]
             of_scores, spread = of_scores * share, spread * share
         all_values = values.sum(axis=0, dtype=np.float64) * largest**2
         of_own = own[:, None] * spread + np.square(step)[:, None] * all_values

@@ -42,9 +42,7 @@ def scored(
 
 
 def _tanh(x: Array, how: str, rng: np.random.Generator) -> Array:
-    if how == "f32" and rng.integers(2):
-        return 1 - 2 / (1 + np.exp(2 * x))
-    found: Array = np.tanh(x)
+    found: Array = 1 - 2 / (1 + np.exp(2 * x)) if how == "f32" and rng.integers(2) else np.tanh(x)
     if how == "approx":
         sign = F32(rng.integers(3) - 1)
         found = found * (1 + F32(TANH_APPROX) * (sign if sign else 2 * rng.random(x.shape, F32) - 1))
@@ -81,5 +79,5 @@ def settled(problem: Problem, out: Array, lse: Array) -> tuple[Array, Array]:
         out = np.where(np.isposinf(problem.sinks)[:, None], F32(0), out)
         if problem.sinks_in_lse:
             lse = np.where(np.isposinf(problem.sinks), F32(np.inf), lse)
-    empty = problem.count == 0
+    empty = problem.seen == 0
     return np.where(empty[:, None], F32(0), out), np.where(empty, F32(-np.inf), lse)

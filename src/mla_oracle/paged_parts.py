@@ -19,12 +19,13 @@ from .arrays import Array
 from .caches import held_as
 from .canonical import bias_at, checked, gather
 from .cases import PagedCase
-from .emulate import Choices, Problem, attend, narrow
+from .emulate import Choices, Problem, attend
 from .errors import InputError
 from .noise import RMS, UNIT, Noise, coarser, noise
 from .numerics import Numerics
 from .paged import LOG2E
 from .placement import dense_table
+from .roundings import narrow
 
 F32 = np.float32
 

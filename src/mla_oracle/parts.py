@@ -21,11 +21,12 @@ import numpy as np
 from . import dtypes
 from .arrays import Array
 from .cases import Case, DenseCase, PagedCase
-from .emulate import Choices, Problem, accumulate, attend, narrow
+from .emulate import Choices, Problem, attend
 from .errors import InputError
 from .noise import RMS, UNIT, Noise, coarser, drift, noise, walk
 from .numerics import Numerics
 from .paged_parts import Requests, Tokens, as_multiplied, as_stored, finite
+from .roundings import accumulate, narrow
 
 F32 = np.float32
 

@@ -2,13 +2,15 @@
 """Verdicts on cases that are not plain: an LSE in its own axes, places in words."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from ids import IDS, SMALL, made
 
-from mla_oracle import UnsupportedError, check, commands, expected, write_case, write_result
+from mla_oracle import UnsupportedError, check, cli, commands, expected, read_case, serve, write_case, write_result
 from mla_oracle.locate import locate
+from mla_oracle.pytest_plugin import Oracle
 
 BHT = "tokens=2,lse_axes=BHT"
 
@@ -77,13 +79,72 @@ def test_every_case_is_judged_by_its_budget(options):
     assert verdict.figures["out"].worst["column"] == rest[-1]
 
 
-def test_ragged_queries_are_placed_in_their_request():
+def test_a_row_is_placed_by_its_request_and_the_last_of_its_keys():
     case = made("ragged=2+1+0+3+1+2")
-    assert locate(case, "out", (5, 2, 7))["text"] == "request 3, query 2, head 2, column 7, token 4"
-    assert locate(case, "lse", (3, 1))["text"] == "request 3, query 0, head 1, token 2"
-    assert locate(made("topk=3,topk_by=slot,tokens=2"), "out", (1, 0, 2, 3))["text"] == (
-        "request 1, query 0, head 2, column 3"
+    page = case.block_table[3, 1]
+    assert locate(case, "out", (5, 2, 7))["text"] == (
+        f"request 3, query 2, head 2, column 7, keys 5, token 4, page {page}, slot 0"
     )
+    first = "request 3, query 0, head 1, keys 3, token 2"
+    assert locate(case, "lse", (3, 1))["text"] == f"{first}, page {case.block_table[3, 0]}, slot 2"
+    assert locate(case, "lse", (0, 1))["text"] == "request 0, query 0, head 1, keys 0"
+
+
+def test_a_row_over_a_list_is_placed_by_the_last_slot_it_names():
+    case = made("topk=3,topk_by=slot,tokens=2")
+    for b, t in ((4, 0), (5, 1)):
+        named = [k for k in case.topk_indices[b, t] if k >= 0]
+        page, slot = divmod(int(named[-1]), 4)
+        assert locate(case, "out", (b, t, 2, 3))["text"] == (
+            f"request {b}, query {t}, head 2, column 3, keys {len(named)}, page {page}, slot {slot}"
+        )
+    case = made("topk=4,extra=3+0+9+17+2+40,extra_topk=5,extra_block=2,tokens=2")
+    place = locate(case, "out", (5, 1, 0, 3))
+    token = [k for k in case.extra_topk_indices[5, 1] if k >= 0][-1]
+    assert place["extra token"] == token and place["extra page"] == case.extra_block_table[5, token // 2]
+    assert place["slot"] == token % 2
+
+
+@pytest.fixture
+def failing(tmp_path):
+    """The files of a case with a softcap and lists, and of results of a kernel that ignores the softcap."""
+    case = made("softcap=3,topk=6,tokens=2,unread=numbers")
+    write_case(tmp_path / "case", case)
+    write_result(tmp_path / "actual", results(dataclasses.replace(case, softcap=None)), {})
+    return str(tmp_path / "case"), str(tmp_path / "actual")
+
+
+UNTOLD = "no wrong function is suspected of a case with topk_indices: the mutants are of plain cases"
+
+
+def test_a_failure_that_nothing_is_suspected_of_is_a_verdict_all_the_same(failing, capsys):
+    assert cli.main(["check", *failing, "--diagnose", "--blind"]) == 1
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["verdict"] == "fail" and found["diagnosis"]["summary"] == UNTOLD
+    assert not found["diagnosis"]["named"] and found["diagnosis"]["classes"] == []
+    assert found["discrimination"]["sentences"] == [UNTOLD]
+    assert said.err.count(UNTOLD) == 2 and "request " in said.err and "keys " in said.err
+    right = commands.check(failing[0], failing[1], numerics="scores=bf16")
+    assert right["verdict"] == "fail"
+
+
+def test_the_server_answers_with_the_same_verdict(failing):
+    case, actual = failing
+    request = {"id": 3, "op": "check", "case": case, "actual": actual, "diagnose": True}
+    found = serve.answer(json.dumps(request).encode())
+    assert found["ok"] and found["exit_code"] == 1 and found["result"]["diagnosis"]["summary"] == UNTOLD
+
+
+def test_the_fixture_says_what_is_not_suspected(failing):
+    case = read_case(failing[0])
+    oracle = Oracle(None, None)
+    right = results(case)
+    assert oracle.check(case, right["out"], right["lse"]).passed
+    wrong = results(dataclasses.replace(case, softcap=None))
+    with pytest.raises(pytest.fail.Exception) as error:
+        oracle.check(case, wrong["out"], wrong["lse"])
+    assert str(error.value).splitlines()[1] == UNTOLD
 
 
 @pytest.mark.parametrize("options", ["kpe=3", "topk=40,invalid=none,topk_by=slot", "kv_heads=2", "softcap=9"])

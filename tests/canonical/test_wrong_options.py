@@ -109,7 +109,9 @@ WRONG = {
     "duplicates count once": ("topk=8,duplicates=true", {"keys_of_": once}),
     "the window reaches a token too far back": ("window=3", {"keys_of_": moved(window_left=1)}),
     "the window misses its oldest token": ("window=3", {"keys_of_": moved(window_left=-1)}),
-    "the window reaches a token too far ahead": ("window=2+1,causal=false,tokens=4", {"keys_of_": moved(window_right=1)}),
+    "the window reaches a token too far ahead": (
+        "window=2+1,causal=false,tokens=4", {"keys_of_": moved(window_right=1)}
+    ),
     "the window misses its newest token": ("window=2+1,causal=false,tokens=4", {"keys_of_": moved(window_right=-1)}),
     "the first tokens are not kept": ("window=3+0,first=2,tokens=2", {"keys_of_": moved(window_first=-2)}),
     "the second cache is ignored": ("topk=4,extra=3+4+9+17+2+40,inputs=peaked", {"keys_of_": only_main}),
@@ -183,7 +185,8 @@ def stored_in(name, how, q="bf16"):
     """A case over rows whose tiles are of many sizes, which `how` can show; queries of dtype q."""
     form = formats.get(name)
     D, V = form.width or 96, form.latent or 64
-    case = generate(f"paged:heads=2,row={D},value={V},lens=40+3,scale=0.03,block=8,dtype=f32,unread=numbers,q_dtype={q}")
+    lens = "40+3,block=8,unread=numbers"
+    case = generate(f"paged:heads=2,row={D},value={V},lens={lens},scale=0.03,dtype=f32,q_dtype={q}")
     rng = np.random.default_rng(3)
     rows = case.kv_cache * np.exp2(rng.uniform(-2, 2, (*case.kv_cache.shape[:2], D // 16))).repeat(16, axis=-1)
     rows = rows * (1e-4 if how == "scale-clamped" else 1)
@@ -216,7 +219,8 @@ def test_all_twenty_two_misreadings_are_among_them():
     ("name", "right", "other"),
     [
         ("fp8_ds_mla", "f32_bf16", "exponent"), ("fp8_ds_mla", "f32", "bf16"), ("fp8_ds_mla", "f32", "f32_bf16"),
-        ("flashinfer_fp8_grouped", "f32_bf16", "exponent"), ("fp8_e4m3", "fold", "bf16"), ("fp8_e4m3", "f32", "f32_f16"),
+        ("flashinfer_fp8_grouped", "f32_bf16", "exponent"), ("fp8_e4m3", "fold", "bf16"),
+        ("fp8_e4m3", "f32", "f32_f16"),
     ],
 )  # fmt: skip
 def test_the_rounding_of_another_reader_is_not_honest(name, right, other):
