@@ -179,12 +179,13 @@ def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
     if problem.softcap:
         cap, capped = F32(problem.softcap), np.where(p > 0, capped, F32(0))
         slope = 1 - np.square(capped / cap)
-        relative = 2 * once + (TANH_APPROX if numerics.tanh == "approx" else 0.0)  # of tanh, and of cap times it
-        error = (error + F32(once) * np.abs(scaled)) * slope + F32(relative) * np.abs(capped) + F32(TANH_STEP) * cap
+        approx = TANH_APPROX if numerics.tanh == "approx" else 0.0
+        of_tanh = np.hypot(F32(math.hypot(once, once, approx)) * np.abs(capped), F32(TANH_STEP) * cap)
+        error = np.hypot(np.hypot(error, F32(once) * np.abs(scaled)) * slope, of_tanh)
         moved = scaled * slope
     if problem.bias is not None:
         bias = np.where(p > 0, problem.bias, F32(0))
-        error += F32(once + UNIT["f32"]) * np.abs(s) + F32(UNIT["f32"]) * np.abs(bias)
+        error = np.hypot(error, F32(once) * np.abs(s)) + F32(UNIT["f32"]) * (np.abs(s) + np.abs(bias))
     mean = (p * moved).sum(axis=-1)
     error += F32(UNIT["f32"]) * np.abs(base)[:, None]
     # Scores that are all too small by the same factor move a weight by how far its score is from the mean.
