@@ -152,6 +152,57 @@ def test_a_sink_of_much_weight_shrinks_out_and_what_it_may_miss_by():
     assert not check(far, stored(expected(wrong)), expected(far)).passed
 
 
+ROUNDED_Q = "query=bf16,p=f32,row_sum=f32"  # of a query in f32: errors of the scores above all others
+
+
+def noise_of(case, spec=ROUNDED_Q):
+    truth = expected(case)
+    return truth, budget(case, resolve(spec, case, F32), truth, draws=1)
+
+
+def test_a_softcap_damps_what_scores_are_off_by():
+    case = generate("paged:heads=4,row=72,value=64,lens=200,scale=1.0")
+    capped = dataclasses.replace(case, softcap=0.7)
+    of_lse = [noise_of(one)[1].lse_scale for one in (case, capped)]
+    assert (of_lse[1] < 0.05 * of_lse[0]).all()
+
+
+def test_a_large_softcap_costs_what_tanh_is_off_by_near_0():
+    case = generate("paged:heads=4,row=72,value=64,lens=200,scale=0.001,softcap=3000.0")
+    _, found = noise_of(case, "p=f32,row_sum=f32")
+    assert (found.lse_scale > 0.5 * 2.0**-22 * 3000).all()
+    assert check(case, run(case, two_pass(tanh="sigmoid")), expected(case)).passed
+
+
+def with_sinks_above(case, by, **more):
+    """The case with sinks `by` above the LSE of its keys."""
+    return dataclasses.replace(case, id=None, sinks=(expected(case)["lse"][0] + by).astype(np.float32), **more)
+
+
+def test_an_lse_that_is_off_shifts_what_a_sink_leaves_of_out():
+    """Equal values: out is off only by what the sink's share is."""
+    case = generate("paged:heads=4,row=72,value=64,lens=900,scale=0.12")
+    case = dataclasses.replace(case, kv_cache=np.where(np.arange(72) < 64, np.float32(1), case.kv_cache))
+    truth, found = noise_of(with_sinks_above(case, 8.0))
+    relative = found.out_scale[0] / np.abs(truth["out"][0])
+    assert (relative > 0.9 * found.lse_scale[0][:, None]).all()
+
+
+def test_an_lse_that_counts_a_sink_is_off_by_the_keys_share_of_it():
+    case = generate("paged:heads=4,row=72,value=64,lens=200,scale=0.12")
+    apart, counted = (with_sinks_above(case, 6.0, sinks_in_lse=count) for count in (False, True))
+    ratio = noise_of(counted)[1].lse_scale / noise_of(apart)[1].lse_scale
+    assert (ratio < 0.05).all()
+
+
+def test_a_lone_weight_is_rounded_where_there_is_a_sink():
+    case = generate("paged:heads=4,row=72,value=64,lens=1,scale=0.12")
+    for one, rounded in ((case, False), (with_sinks_above(case, 0.0), True)):
+        truth, found = noise_of(one, "p=bf16")
+        relative = found.out_scale[0] / np.abs(truth["out"][0])
+        assert (relative > 0.4 * 2.0**-8).all() == rounded
+
+
 def stored(results):
     return {name: array.astype(np.float32) for name, array in results.items()}
 
