@@ -54,7 +54,7 @@ class Paging(NamedTuple):
 def visible(case: PagedCase, queries: Queries, bias: Array | None, main: Cache, extra: Cache | None) -> Iterator[Seen]:
     """The keys of each request in turn. Raises InputError: at once for tensors that contradict each other, then for
     an index, a block id or a bias of a request where its turn comes. bias: [N, H or 1, columns]"""
-    window = _window(case)
+    window = window_of(case)
     pagings = [_paging(case, queries, "", main)]
     if extra is not None:
         pagings.append(_paging(case, queries, "extra_", extra))
@@ -68,7 +68,7 @@ def visible(case: PagedCase, queries: Queries, bias: Array | None, main: Cache, 
     return (_seen(case, b, queries, pagings, window, bias) for b in range(len(queries.starts) - 1))
 
 
-def _window(case: PagedCase) -> tuple[int | None, int | None, int]:
+def window_of(case: PagedCase) -> tuple[int | None, int | None, int]:
     """(left, right, first); None: no bound. Raises InputError."""
     by_slot = choice("topk_by", case.topk_by, ("position", "slot")) == "slot"
     choice("topk_outside", case.topk_outside, ("error", "skip"))
@@ -132,7 +132,7 @@ def _seen(case: PagedCase, b: int, queries: Queries, pagings: list[Paging], wind
     for paging in pagings:
         place, live = _selected(case, paging, b, first, last, queries)  # [T, K] each
         if not paging.prefix and paging.lens is not None:
-            live = live & _in_window(place, int(paging.lens[b]), case.causal, window)
+            live = live & in_window(place, int(paging.lens[b]), case.causal, window)
             if bias is not None:
                 live = _biased(case, queries, bias[first:last], first, place, live)
         places.append(place)
@@ -169,7 +169,7 @@ def _selected(case: PagedCase, paging: Paging, b: int, first: int, last: int, qu
     return place, live & ~outside
 
 
-def _in_window(place: Array, n: int, causal: bool, window: tuple[int | None, int | None, int]) -> Array:
+def in_window(place: Array, n: int, causal: bool, window: tuple[int | None, int | None, int]) -> Array:
     """bool [T, K] of positions [T, K] of a request of n tokens."""
     left, right, first = window
     i = (n - len(place) + np.arange(len(place)))[:, None]

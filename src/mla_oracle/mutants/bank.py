@@ -12,24 +12,30 @@ from . import (
     absorption,
     addresses,
     append,
+    biases,
     causal,
     columns,
     combine,
     controls,
     empty,
     keys,
+    layouts,
     lengths,
     lse,
     newest,
     outputs,
     paging,
     positions,
+    quantised,
     queries,
     ranges,
     recurrence,
     rope,
     scores,
+    selection,
     shards,
+    sight,
+    sinks,
     slots,
     split_plans,
     splits,
@@ -39,7 +45,7 @@ from . import (
     warps,
 )
 from .mutant import Mutant, compose
-from .problem import Problem, attention_of
+from .problem import problem_of
 
 SECTIONS = (
     temperature,
@@ -69,6 +75,12 @@ SECTIONS = (
     ranges,
     absorption,
     append,
+    selection,
+    sight,
+    sinks,
+    biases,
+    layouts,
+    quantised,
 )
 
 
@@ -105,7 +117,7 @@ def find(name: str) -> Mutant:
 def applicable(case: Case, mutants: Iterable[Mutant] | None = None) -> tuple[Mutant, ...]:
     """The mutants that `case` can show. Raises InputError for a case that is not valid."""
     among = bank() if mutants is None else tuple(mutants)
-    if not attention_of(case):
+    problem = problem_of(case)
+    if problem is None:
         return tuple(mutant for mutant in among if case.kind in mutant.kinds)
-    problem = Problem(case)  # type: ignore[arg-type]
     return tuple(mutant for mutant in among if mutant.lacks(problem) is None)

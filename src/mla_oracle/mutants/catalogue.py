@@ -11,7 +11,7 @@ from .absent import ABSENT
 from .bank import bank, equivalences
 from .effect import effect
 from .mutant import Mutant
-from .problem import Problem, attention_of
+from .problem import problem_of
 
 JSON = dict[str, Any]
 
@@ -44,7 +44,7 @@ def shown(case: Case) -> JSON:
     from ..oracle import expected
 
     truth = expected(case, precision="f64")
-    problem = Problem(case) if attention_of(case) else None  # type: ignore[arg-type]
+    problem = problem_of(case)
     entries: list[JSON] = []
     for mutant in (*bank(), *equivalences()):
         if problem is None:

@@ -16,11 +16,11 @@ from .joins import inverse
 from .memory import Rows
 from .plan import Parts, Plan
 
-PLACE = frozenset(("lanes", "table", "block", "page_stride", "row_stride", "address"))
+PLACE = frozenset(("lanes", "table", "block", "page_stride", "row_stride", "address", "keys"))
 LATENT = PLACE | {"q_latent"}
 ROPE = PLACE | {"q_rope", "turn_keys"}
 SCORE = LATENT | ROPE
-WEIGHT = SCORE | {"length", "causal", "scale", "sees", "score", "mask", "parts", "keeps_parts"}
+WEIGHT = SCORE | {"length", "causal", "scale", "sees", "score", "mask", "parts", "keeps_parts", "softcap"}
 VALUE = WEIGHT | {"value_lanes", "value_address", "value_columns", "touches_masked"}
 EVERY = VALUE | {"join", "extras"}
 
@@ -201,10 +201,12 @@ def _finish(
     for i, part in enumerate(plan.extras):
         factor = coef[..., own + i, None]
         out = out + np.where(factor == 0, 0, part.out) * factor
+    empty = z == 0
+    if plan.sinks is not None and plan.add_sinks is not None:
+        out, z = plan.add_sinks(plan, out, top, z)
     if lse is None:
         lse = plan.log_sum(plan, top, z)
-    empty = z == 0
-    out = np.where(empty[..., None], plan.empty_out, out)
+    out = np.where(empty[..., None], plan.empty_out, out * plan.out_factor)
     lse = np.where(empty, plan.empty_lse, lse)
     if plan.up is not None:
         out = np.matmul(out.swapaxes(0, 1), plan.up.swapaxes(1, 2)).swapaxes(0, 1)

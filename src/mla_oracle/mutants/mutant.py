@@ -19,8 +19,9 @@ from ..arrays import Array
 from ..cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from ..geometry import Yarn
 from .needs import Need
+from .lists import of_lists
 from .plan import Joined, Plan
-from .problem import Problem, Results
+from .problem import Problem, Results, problem_of
 from .rotation import Rotation
 
 Edit = Callable[[Problem, Plan], Plan | list[Plan]]
@@ -68,14 +69,15 @@ class Mutant:
         """None, or why the case cannot show this mutant. Raises InputError for a case that is not valid."""
         if case.kind not in self.kinds:
             return f"is of {' and '.join(self.kinds)} cases"
-        if isinstance(case, (PagedCase, DenseCase)):
-            return self.lacks(Problem(case))
-        return None
+        problem = problem_of(case)
+        return None if problem is None else self.lacks(problem)
 
     def lacks(self, problem: Problem) -> str | None:
         """None, or which condition the problem does not meet."""
         if problem.case.kind not in self.kinds:
             return f"is of {' and '.join(self.kinds)} cases"
+        if problem.listed and not of_lists(self.name):
+            return "is of plain cases"
         for need in self.conditions:
             met = need.met(problem)
             if isinstance(met, str) or not met:
@@ -86,7 +88,9 @@ class Mutant:
         """What a kernel with this bug gives, f64: the tensors of `oracle.expected`."""
         match case:
             case PagedCase() | DenseCase():
-                return self.solve(Problem(case))
+                problem = problem_of(case)
+                assert problem is not None
+                return self.solve(problem)
             case MergeCase():
                 assert self.join is not None
                 return merged(case, self.join)

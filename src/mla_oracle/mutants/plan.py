@@ -44,6 +44,15 @@ class Part(NamedTuple):
     lse: Array
 
 
+class Keys(NamedTuple):
+    """A list of keys, for one query token: lanes are places in it."""
+
+    address: Array  # [M] bytes
+    place: Array  # [M] token of the request; by slot the slot
+    source: Array  # [M] 0: the main cache, 1: the extra one
+    bias: Array  # [H, M], -inf where a head does not see the key
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The attention of the query tokens `t` of request `b`. n lanes, each one key a kernel looks at."""
@@ -80,6 +89,12 @@ class Plan:
     value_columns: Array | None = None  # [V] elements of the row; None: the first V
     touches_masked: bool = False  # 0 * value is computed for masked lanes too
     up: Array | None = None  # [H, V, L]: what projects the latent output up, None: nothing
+    keys: Keys | None = None  # of a case whose queries have lists of keys
+    softcap: float = 0.0  # 0: none
+    sinks: Array | None = None  # [H]
+    sinks_in_lse: bool = False
+    add_sinks: Callable[[Plan, Array, Array, Array], tuple[Array, Array]] | None = None  # out, m, z -> out, z
+    out_factor: float = 1.0
 
 
 def page_address(plan: Plan, tokens: Array) -> Array:

@@ -44,6 +44,7 @@ class Problem:
     scale: float
     unit: float
     shards: int
+    listed = False  # every query has a list of keys of its own: listed.py
 
     def __init__(self, case: PagedCase | DenseCase):
         require_plain(case, "the mutants")
@@ -211,6 +212,15 @@ def absorb(q_nope: Array, w_uk: Array) -> Array:
     """q_nope [T, H, P] through w_uk [H, P, L]: [T, H, L]."""
     latent: Array = np.matmul(q_nope.swapaxes(0, 1), w_uk).swapaxes(0, 1)
     return latent
+
+
+def problem_of(case: Case) -> Problem | None:
+    """The problem of a case of attention, plain or not. Raises InputError for a case that is not valid."""
+    if isinstance(case, PagedCase) and case.extensions():
+        from .listed import Listed
+
+        return Listed(case)
+    return Problem(case) if isinstance(case, (PagedCase, DenseCase)) else None
 
 
 def attention_of(case: Case) -> bool:
