@@ -15,11 +15,10 @@ from typing import Any
 
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
-from ..extensions import require_plain
 from ..mutants import Mutant
 from ..mutants.effect import effect
 from .measure import Measure
-from .suspects import Suspects, choose_requests
+from .suspects import Suspects, choose_requests, count_requests
 
 SURE = 2.0  # budgets: the mutant's own roundings may take one back
 
@@ -73,21 +72,28 @@ def discrimination(
     truth: Mapping[str, Array] | None = None,
     mutants: tuple[Mutant, ...] | None = None,
 ) -> Blindness:
-    """`kinds`: the dtypes of the results, default those of the case for out and f32 for an lse.
+    """What `case` can tell; an LSE of `truth` has its axes in the order of out's rows.
+
+    `kinds`: the dtypes of the results, default those of the case for out and f32 for an lse.
 
     `mutants`: those that are asked about, default all. Of a large case, some requests are computed. Raises InputError.
     """
     import numpy as np
 
+    from ..locate import in_row_axes
     from ..oracle import expected
+    from .fewer import of_requests
 
-    require_plain(case, "the mutants")
     right = dict(expected(case, precision="f64") if truth is None else truth)
+    case, right = in_row_axes(case, right) if truth is None else (case, right)
     kinds = usual_kinds(case, right) if kinds is None else kinds
     right = {name: right[name] for name in kinds}
+    requests = choose_requests(case, np.ones(count_requests(case), bool))
+    if requests is not None and isinstance(case, PagedCase) and case.extensions():
+        case, right = of_requests(case, requests, right)
+        requests = None
     measure = Measure(case, right, kinds, numerics if isinstance(case, (PagedCase, DenseCase)) else None)
-    wrong = np.ones(len(case.seq_lens) if isinstance(case, PagedCase) else 1, bool)
-    suspects = Suspects(case, right, choose_requests(case, wrong))
+    suspects = Suspects(case, right, requests)
     asked = suspects.applicable() if mutants is None else tuple(m for m in mutants if suspects.applies(m))
     return of_suspects(suspects, measure, asked)
 
@@ -129,7 +135,10 @@ def usual_kinds(case: Case, truth: Mapping[str, Array]) -> dict[str, str]:
     from .. import dtypes
 
     tensors = case.tensors()
-    main = next(tensors[n] for n in ("kv_cache", "c_kv", "partial_out", "x") if n in tensors)
+    names = ("kv_cache", "c_kv", "partial_out", "x")
+    if isinstance(case, PagedCase) and case.extensions():
+        names = ("q",)
+    main = next(tensors[n] for n in names if n in tensors)
     own = dtypes.name_of(main.dtype)
     own = own if own in ("f32", "bf16", "f16") else "f32"
     return {name: "f32" if name.endswith("lse") else own for name in truth}

@@ -17,7 +17,6 @@ import numpy as np
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
 from ..checks import widen
-from ..extensions import require_plain
 from ..locate import locate
 from ..metrics import nonfinite, of_rows
 from .attended import attended
@@ -39,7 +38,6 @@ def localise(
     case: Case, actual: Mapping[str, Array], truth: Mapping[str, Array], units: Mapping[str, Array]
 ) -> list[Fact]:
     """The facts that hold, the plain ones first. No fact where every row is within its budget."""
-    require_plain(case, "the diagnosis")
     wide = {name: widen(array, np.float64) for name, array in actual.items()}
     if not any((u > 1).any() for u in units.values()):
         return []
@@ -47,23 +45,31 @@ def localise(
     if isinstance(case, (PagedCase, DenseCase)):
         rows = {name: _rows(case, u) for name, u in units.items() if not name.startswith("partial_")}
         bad: Array = np.any([u > 1 for u in rows.values()], axis=0)  # [B, T, H]
-        facts += _axes(bad, case.seq_lens > 0 if isinstance(case, PagedCase) else np.ones(1, bool))
-        if isinstance(case, PagedCase):
-            facts += _lengths(case, bad, rows)
+        listed = isinstance(case, PagedCase) and bool(case.extensions())
+        if listed:
+            from .listed import count_keys, listed_attended, listed_lengths
+
+            keys = count_keys(case)  # type: ignore[arg-type]
+            facts += _axes(bad, keys.any(1))
+            facts += listed_lengths(keys, bad, rows)
+        else:
+            facts += _axes(bad, case.seq_lens > 0 if isinstance(case, PagedCase) else np.ones(1, bool))
+            if isinstance(case, PagedCase):
+                facts += _lengths(case, bad, rows)
         if "out" in rows:
             out_bad = rows["out"] > 1
             g, w = (_rows(case, array) for array in (wide["out"], truth["out"]))
             facts += _shape(g, w, out_bad)
             facts += _columns(g, w, out_bad)
             facts += sources(g, w, out_bad)
-            facts += attended(case, g, w, out_bad)
+            facts += (listed_attended if listed else attended)(case, g, w, out_bad)  # type: ignore[arg-type]
         if "lse" in rows:
             facts += _lse(wide["lse"], truth["lse"], units["lse"] > 1)
     return facts
 
 
 def _rows(case: Case, array: Array) -> Array:
-    """[B, T, H, ...] of a result of a paged or dense case."""
+    """[B, T, H, ...] of a result of a paged or dense case; ragged rows are requests."""
     if isinstance(case, PagedCase):
         return array if case.q.ndim == 4 else np.expand_dims(array, 1)
     return array[None]

@@ -15,10 +15,10 @@ from ..cases import Case, PagedCase
 from ..checks import widen
 from ..compare import form
 from ..errors import InputError
-from ..extensions import require_plain
 from ..mutants import Mutant
 from ..mutants.temperature import FAMILY as TEMPERATURE
 from .facts import Fact, localise
+from .fewer import of_requests, starts_of
 from .measure import Measure
 from .score import Evidence, Fit
 from .search import LEAST, search
@@ -107,7 +107,6 @@ def diagnose(
     """
     from ..oracle import expected
 
-    require_plain(case, "the diagnosis")
     given = {case.results[0]: actual_out, "lse": actual_lse, **(others or {})}
     actual = {name: as_array(name, value) for name, value in given.items() if value is not None}
     right = expected(case, precision="f64") if truth is None else truth
@@ -131,7 +130,11 @@ def of_measured(
     if not facts:
         return Diagnosis(case.name, False, "nothing is wrong: every row is within its budget", [], [], 0)
     requests = choose_requests(case, wrong_requests(case, units))
-    evidence = Evidence(Suspects(case, truth, requests), measure, wide)
+    if requests is not None and isinstance(case, PagedCase) and case.extensions():
+        (some, wide), (_, truth) = of_requests(case, requests, wide), of_requests(case, requests, truth)
+        evidence = Evidence(Suspects(some, truth), Measure(some, truth, measure.kinds, measure.numerics), wide)
+    else:
+        evidence = Evidence(Suspects(case, truth, requests), measure, wide)
     fits, tested = search(evidence)
     classes = classified(evidence, fits)
     named = bool(classes) and classes[0].share >= LEAST
@@ -147,6 +150,12 @@ def wrong_requests(case: Case, units: Mapping[str, Array]) -> Array:
     if case.kind != "paged":
         return np.ones(1, bool)
     assert isinstance(case, PagedCase)
+    if case.extensions():
+        rows = np.any([u.reshape(len(u), -1).max(1, initial=0) > 1 for u in units.values()], axis=0)
+        if case.qo_indptr is None:
+            return rows
+        starts = starts_of(case)
+        return np.array([rows[first:end].any() for first, end in zip(starts, starts[1:], strict=False)])
     found: Array = np.zeros(len(case.seq_lens), bool)
     for name, u in units.items():
         rows = np.moveaxis(u, 1, 0) if name.startswith("partial_") else u

@@ -56,7 +56,7 @@ def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
         s = state.s.reshape(-1, state.s.shape[-1])[pick]
         values, _ = rows.read(state.plan.address(state.plan, state.plan.lanes))
         with np.errstate(all="ignore"):
-            lse, out = (_given(evidence, name, i, pick) for name in ("lse", "out"))
+            lse, out = (_given(evidence, name, i, pick, len(requests)) for name in ("lse", "out"))
             right = log_sum(s)
         found.append(
             Sample(
@@ -64,7 +64,7 @@ def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
                 int(problem.lens[b]),
                 s,
                 (s > -np.inf).sum(-1),
-                values[:, : problem.V],
+                values[:, : problem.V] if state.plan.value_columns is None else values[:, state.plan.value_columns],
                 None if lse is None else lse / problem.unit,
                 right,
                 out,
@@ -83,11 +83,11 @@ def _rope_part(state: State, pick: Array) -> Array | None:
     return rope
 
 
-def _given(evidence: Evidence, name: str, i: int, pick: Array) -> Array | None:
+def _given(evidence: Evidence, name: str, i: int, pick: Array, requests: int) -> Array | None:
     if name not in evidence.actual:
         return None
-    array = evidence.actual[name].astype(np.float64)[i]
-    rows: Array = array.reshape(-1) if name == "lse" else array.reshape(-1, array.shape[-1])
+    array = evidence.actual[name].astype(np.float64)
+    rows: Array = array.reshape(requests, -1)[i] if name == "lse" else array.reshape(requests, -1, array.shape[-1])[i]
     return rows[pick]
 
 

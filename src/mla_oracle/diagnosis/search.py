@@ -10,10 +10,12 @@ from itertools import combinations
 import numpy as np
 
 from ..arrays import Array
+from ..cases import PagedCase
 from ..mutants import Mutant, compose, find
 from .constants import estimated, factors
 from .curves import curves
 from .facts import plural, ranges
+from .fewer import shape_of
 from .samples import samples
 from .score import Evidence, Fit, ranked
 from .variants import nested, variants
@@ -139,6 +141,10 @@ def restricted(evidence: Evidence, fit: Fit) -> Fit:
         return fit
     requests = evidence.suspects.requests or list(range(problem.B))
     shape = (len(requests), problem.T, problem.H)
+    if problem.listed:
+        assert isinstance(problem.case, PagedCase)
+        shape = shape_of(problem.case)
+        requests = list(range(shape[0]))
     absent, wrong = np.zeros(shape, bool), np.zeros(shape, bool)
     for name, where in fit.absent.items():
         if not name.startswith("partial_"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..cases import Case
 from ..mutants import Mutant, Problem, find
 from ..mutants.effect import effect
-from ..mutants.problem import attention_of
+from ..mutants.problem import problem_of
 
 if TYPE_CHECKING:
     from .report import Suspicion
@@ -39,8 +39,8 @@ def separating(case: Case, one: Mutant, two: Mutant) -> str | None:
     from ..suites.probes import probes_like
 
     for case_id in probes_like(case):
-        probe = generate(case_id)
-        if attention_of(probe) and _differ(Problem(probe), one, two):  # type: ignore[arg-type]
+        problem = problem_of(generate(case_id))
+        if problem is not None and _differ(problem, one, two):
             return case_id
     return None
 

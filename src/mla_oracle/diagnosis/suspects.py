@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..cases import Case, DenseCase, PagedCase
+from ..cases import Case, PagedCase
 from ..mutants import Mutant, Problem, bank
 from ..mutants.evaluate import evaluate
-from ..mutants.problem import Results
+from ..mutants.problem import Results, problem_of
+from .fewer import starts_of
 
 KEPT_BYTES = 1 << 28
 WORK = 64 * 4096 * 1088  # elements of rows that the query rows of the chosen requests multiply
@@ -27,7 +28,7 @@ class Suspects:
 
     def __init__(self, case: Case, truth: Mapping[str, Array], requests: Sequence[int] | None = None) -> None:
         self.case, self.truth = case, dict(truth)
-        self.problem = Problem(case) if isinstance(case, (PagedCase, DenseCase)) else None
+        self.problem = problem_of(case)
         self.requests = None if requests is None else sorted(requests)
         if self.problem is not None and self.requests == list(range(self.problem.B)):
             self.requests = None
@@ -89,19 +90,37 @@ class Suspects:
         return problem.shape(some)
 
 
+def count_requests(case: Case) -> int:
+    """Requests of a paged case; 1 of the others."""
+    if not isinstance(case, PagedCase):
+        return 1
+    return len(starts_of(case)) - 1 if case.extensions() else len(case.seq_lens)
+
+
+def _keys(case: PagedCase) -> tuple[Array, Array]:
+    """How many keys a request has, by their sum over its query rows [B], and heads of a row [B]."""
+    if not case.extensions():
+        lens = case.seq_lens.astype(np.int64)
+        return lens, np.full(len(lens), int(np.prod(case.q.shape[1:-1])))
+    from ..canonical import checked
+
+    keys = np.array([int(seen.starts[-1]) for seen in checked(case, "f64").seen], np.int64)
+    return keys, np.full(len(keys), case.q.shape[-2])
+
+
 def choose_requests(case: Case, wrong: Array) -> list[int] | None:
     """Requests that show what is wrong and cost little, and some that are right; None: all. wrong: bool [B]."""
     if not isinstance(case, PagedCase):
         return None
-    rows = int(np.prod(case.q.shape[1:-1]))
-    cost = np.maximum(case.seq_lens.astype(np.int64), 1) * rows * (case.q.shape[-1] + case.head_dim_v) // 2
+    keys, rows = _keys(case)
+    cost = np.maximum(keys, 1) * rows * (case.q.shape[-1] + case.head_dim_v) // 2
     if cost.sum() <= WORK:
         return None
     order = np.argsort(cost, kind="stable")
     bad, good = ([int(b) for b in order if wrong[b] == is_wrong] for is_wrong in (True, False))
     # The cheapest wrong ones, one of middle length, two right ones, then as many as there is room for.
     middle = bad[len(bad) // 2 : len(bad) // 2 + 1]
-    wanted = [*bad[:2], *middle, *[b for b in good if case.seq_lens[b] > 1][:1], *good[:1]]
+    wanted = [*bad[:2], *middle, *[b for b in good if keys[b] > 1][:1], *good[:1]]
     chosen: list[int] = []
     room = WORK
     for b in dict.fromkeys([*wanted, *bad, *good]):
