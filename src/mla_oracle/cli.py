@@ -133,6 +133,8 @@ def _add_suite(suite: argparse.ArgumentParser) -> None:
     suite.add_argument("--dtype", default="bf16", help="of query and cache: bf16, f16 or f32 (default: bf16)")
     suite.add_argument("--block", type=int, default=64, help="rows of a page (default: 64)")
     suite.add_argument("--max-tokens", type=int, default=4200, metavar="N", help="keys of a case (default: 4200)")
+    suite.add_argument("--with", dest="beyond", metavar="SETS", help="cases beyond the plain problem in their place:"
+                       " sparse, sparse-fp8, window, sinks, formats, ..., joined by +")
     suite.add_argument("--kinds", default="paged", help="kinds of case, joined by + (default: paged)")
     suite.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
     suite.add_argument("-o", "--out", metavar="DIR", help="write the cases and suite.json there")
@@ -246,7 +248,7 @@ def _suite(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
     if args.action is None:
         if args.geometry is None:
             raise InputError("suite needs --geometry, or run (see mla-oracle suite --help)")
-        asked = ("dtype", "block", "max_tokens", "kinds", "numerics", "out")
+        asked = ("dtype", "block", "max_tokens", "kinds", "beyond", "numerics", "out")
         how = {name: getattr(args, name) for name in asked}
         return 0, command.make_suite(args.geometry, **how, say=_say)
     how = {name: getattr(args, name) for name in ("jobs", "timeout", "numerics")}

@@ -124,17 +124,11 @@ def of_measured(
     case: Case, actual: Mapping[str, Array], truth: Mapping[str, Array], measure: Measure, *, separate: bool = True
 ) -> Diagnosis:
     """`diagnose` with budgets that are known."""
-    wide = {name: widen(array, np.float64) for name, array in actual.items()}
     units = {name: measure.units(name, array, truth[name]) for name, array in actual.items()}
     facts = localise(case, actual, truth, units)
     if not facts:
         return Diagnosis(case.name, False, "nothing is wrong: every row is within its budget", [], [], 0)
-    requests = choose_requests(case, wrong_requests(case, units))
-    if requests is not None and isinstance(case, PagedCase) and case.extensions():
-        (some, wide), (_, truth) = of_requests(case, requests, wide), of_requests(case, requests, truth)
-        evidence = Evidence(Suspects(some, truth), Measure(some, truth, measure.kinds, measure.numerics), wide)
-    else:
-        evidence = Evidence(Suspects(case, truth, requests), measure, wide)
+    evidence, requests = evidence_of(case, actual, truth, measure, units)
     fits, tested = search(evidence)
     classes = classified(evidence, fits)
     named = bool(classes) and classes[0].share >= LEAST
@@ -143,6 +137,22 @@ def of_measured(
 
         classes = [told_apart(case, classes[0]), *classes[1:]]
     return Diagnosis(case.name, named, summary(classes, named), facts, classes, tested, requests)
+
+
+def evidence_of(
+    case: Case,
+    actual: Mapping[str, Array],
+    truth: Mapping[str, Array],
+    measure: Measure,
+    units: Mapping[str, Array],
+) -> tuple[Evidence, list[int] | None]:
+    """What mutants are compared with, of some requests of a large case, and which these are; None: all."""
+    wide = {name: widen(array, np.float64) for name, array in actual.items()}
+    requests = choose_requests(case, wrong_requests(case, units))
+    if requests is None or not isinstance(case, PagedCase) or not case.extensions():
+        return Evidence(Suspects(case, truth, requests), measure, wide), requests
+    (some, wide), (_, right) = of_requests(case, requests, wide), of_requests(case, requests, truth)
+    return Evidence(Suspects(some, right), Measure(some, right, measure.kinds, measure.numerics), wide), requests
 
 
 def wrong_requests(case: Case, units: Mapping[str, Array]) -> Array:

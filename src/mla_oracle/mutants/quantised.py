@@ -56,12 +56,19 @@ def misreader(how: str) -> Callable[[Listed], Reader]:
 
 
 def stored_as(how: str) -> Need:
+    """A cache that the misreading is of, with rows that it reads otherwise."""
     formats = KINDS[how][1]
 
     def test(problem: Listed) -> bool:
-        return any(cache.format in formats for cache in problem.store.caches)
+        return any(cache.format in formats and _differs(problem, source) for source, cache in enumerate(problem.store.caches))
 
-    return of_case(f"a cache in {' or '.join(formats)}", test)
+    def _differs(problem: Listed, source: int) -> bool:
+        found = [seen.slot[seen.source == source] for seen in problem.seen]
+        slots = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
+        right, wrong = problem.store.caches[source].read(slots), misreader(how)(problem)(source, slots)
+        return not np.array_equal(right, wrong, equal_nan=True)
+
+    return of_case(f"rows in {' or '.join(formats)} that are read otherwise", test)
 
 
 def values_alone(how: str) -> Edit:

@@ -48,6 +48,7 @@ outside = Need("an index at or above the capacity", lists(lambda _, s: s.within 
 twice = Need(
     "an index twice in a list", lists(lambda _, s: len(np.unique(s.index[s.valid])) < int(s.valid.sum()))
 )
+empty_list = Need("a list without keys of a request with some", lists(lambda _, s: not s.valid.any() and s.capacity > 0))
 second = of_case("a second cache", lambda p: p.case.extra_kv_cache is not None)
 two_tokens = of_case("two query tokens of one request", lambda p: bool((np.diff(p.starts) > 1).any()))
 two_rows = of_case("two query rows", lambda p: p.rows > 1)
@@ -237,7 +238,8 @@ def _own_softmax(weighted: bool) -> Edit:
 
 def _phantom(problem: Problem, plan: Plan) -> Plan:
     """An empty list leaves a state m = 0, l = 1, acc = 0."""
-    if plan.length:
+    assert isinstance(problem, Listed)
+    if plan.length or not problem.length(int(problem.request[problem.row(plan)])):
         return plan
     zero = Part(np.zeros((1, problem.H, problem.V)), np.zeros((1, problem.H)))
     return replace(plan, extras=(*plan.extras, zero))
@@ -330,13 +332,11 @@ MUTANTS = (
     ),
     _mutant(
         "empty-as-dense", "empty list", "a list without keys: all of them",
-        by_position,
-        Need("a list without keys of a request with some", lists(lambda _, s: not s.valid.any() and s.capacity > 0)),
-        edit=_dense(True), refs="vllm-project/vllm#52512",
+        by_position, empty_list, edit=_dense(True), refs="vllm-project/vllm#52512",
     ),
     _mutant(
         "empty-as-zero-key", "empty list", "a list without keys leaves m = 0, l = 1",
-        Need("a list without keys", lists(lambda _, s: not s.valid.any())), edit=_phantom,
+        empty_list, edit=_phantom,
         refs="vllm-project/vllm#52512",
     ),
     _mutant(

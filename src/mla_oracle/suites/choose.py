@@ -18,8 +18,8 @@ from ..cases import DenseCase, PagedCase
 from ..diagnosis.discrimination import SURE, largest, usual_kinds
 from ..diagnosis.measure import Measure
 from ..diagnosis.suspects import Suspects
-from ..extensions import require_plain
 from ..inputs import generate
+from ..locate import in_row_axes
 from ..mutants import Mutant, bank
 from ..oracle import expected
 
@@ -117,8 +117,7 @@ def choose(
 
 def _look(case_id: str, numerics: Any, mutants: tuple[Mutant, ...]) -> _Candidate:
     case = generate(case_id)
-    require_plain(case, "suites")
-    truth = expected(case, precision="f64")
+    case, truth = in_row_axes(case, expected(case, precision="f64"))
     kinds = usual_kinds(case, truth)
     measure = Measure(case, truth, kinds, numerics if isinstance(case, (PagedCase, DenseCase)) else None)
     suspects = Suspects(case, truth)

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import InputError
 from .choose import Suite, choose
 from .engines import Command
+from .extended import extended, names_of
 from .junit import junit
 from .outcome import Outcome, Report
 from .page import page
@@ -35,11 +36,15 @@ def make_suite(
     block: int = 64,
     max_tokens: int = 4200,
     kinds: str = "paged",
+    beyond: str | None = None,
     numerics: str | None = None,
     out: str | None = None,
     say: Say = lambda line: None,
 ) -> JSON:
-    """Choose a suite, and write its cases and suite.json into the folder `out`, if given."""
+    """Choose a suite, and write its cases and suite.json into the folder `out`, if given.
+
+    `beyond`: names of extended.SETS joined by +; the cases are of these in the place of the plain ones.
+    """
     from ..exchange import write_case
     from ..inputs import generate
 
@@ -51,11 +56,14 @@ def make_suite(
         raise InputError(f"max-tokens is {max_tokens} and block {block}, expected 8 or more and 1 or more")
     if out is not None and os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
         raise InputError(f"{out} exists, expected a new folder or an empty one")
-    ids = probes(sizes_of(geometry, dtype), block=block, max_tokens=max_tokens, kinds=wanted)
+    if beyond is None:
+        ids = probes(sizes_of(geometry, dtype), block=block, max_tokens=max_tokens, kinds=wanted)
+    else:
+        ids = extended(sizes_of(geometry, dtype), names_of(beyond), block=block)
     if not ids:
         raise InputError(f"there are no {kinds} cases of {geometry!r}, expected a geometry that has a name")
     suite = choose(ids, numerics, progress=say)
-    answer = {"geometry": geometry, **suite.as_json()}
+    answer: JSON = {"geometry": geometry, **({} if beyond is None else {"with": beyond}), **suite.as_json()}
     say(coverage(suite))
     if out is not None:
         os.makedirs(out, exist_ok=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..cases import Case, PagedCase
-from ..extensions import require_plain
 from ..geometry import Geometry
 from ..recipes import PagedRecipe, parse_id
 
@@ -92,7 +91,6 @@ def _within(wanted: tuple[int, ...], most: int) -> list[int]:
 
 def probes_like(case: Case) -> list[str]:
     """Small probes of the sizes of `case`, with a few heads."""
-    require_plain(case, "suites")
     if not isinstance(case, PagedCase):
         return []
     H, D = case.q.shape[-2:]
@@ -104,4 +102,8 @@ def probes_like(case: Case) -> list[str]:
             own = {"row": recipe.row, "value": recipe.value, "scale": recipe.scale}
             given = [f"{name}={value}" for name, value in own.items() if value is not None]
             sizes = ",".join([f"geometry={recipe.geometry}", f"heads={heads}", *given])
+    if case.extensions():
+        from .extended import extended, names_like
+
+        return extended(sizes, names_like(case), block=16)
     return probes(sizes, block=min(case.kv_cache.shape[1], 64), max_tokens=1200)

@@ -22,9 +22,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
-from ..checks import widen
 from ..errors import InputError
-from ..extensions import require_plain
 from ..mutants import Mutant
 from .engines import EngineCrash, EngineHang, NoEngine, results_of
 from .outcome import Outcome, Report
@@ -101,21 +99,24 @@ def judge(name: str, case: Case, actual: dict[str, Array], numerics: Any, second
     """The verdict on results, and if they fail the diagnosis."""
     from ..compare import check, form
     from ..diagnosis.measure import Measure
+    from ..locate import in_row_axes
     from ..oracle import expected
 
-    require_plain(case, "suites")
     truth = expected(case, precision="f64")
     declared = numerics if isinstance(case, (PagedCase, DenseCase)) else None
     try:
         verdict = check(case, actual, truth, numerics=declared)
     except InputError as error:
         return Outcome(name, "fail", str(error), seconds)
-    lens = tuple(int(n) for n in case.seq_lens) if isinstance(case, PagedCase) else ()
+    listed = isinstance(case, PagedCase) and bool(case.extensions())
+    lens = tuple(int(n) for n in case.seq_lens) if isinstance(case, PagedCase) and not listed else ()
     found = Outcome(
         name, "pass" if verdict.passed else "fail", verdict.reason, seconds, lens=lens, missing=tuple(verdict.missing)
     )
     if verdict.passed or any(form(n, array, truth[n], case) for n, array in actual.items()):
         return found
+    _, actual = in_row_axes(case, actual)
+    case, truth = in_row_axes(case, truth)
     right = {n: truth[n] for n in actual}
     measure = Measure(case, right, {n: dtypes.name_of(array.dtype) for n, array in actual.items()}, declared)
     return _diagnosed(found, case, actual, right, measure)
@@ -125,15 +126,12 @@ def _diagnosed(
     outcome: Outcome, case: Case, actual: dict[str, Array], truth: dict[str, Array], measure: Any
 ) -> Outcome:
     from ..diagnosis.joint import sums_of
-    from ..diagnosis.report import of_measured, wrong_requests
-    from ..diagnosis.score import Evidence
-    from ..diagnosis.suspects import Suspects, choose_requests
+    from ..diagnosis.report import evidence_of, of_measured
 
-    units = {n: measure.units(n, array, truth[n]) for n, array in actual.items()}
     found = of_measured(case, actual, truth, measure, separate=False)
     best = found.classes[0] if found.named else None
-    wide = {n: widen(array, np.float64) for n, array in actual.items()}
-    suspects = Suspects(case, truth, choose_requests(case, wrong_requests(case, units)))
+    units = {n: measure.units(n, array, truth[n]) for n, array in actual.items()}
+    evidence, _ = evidence_of(case, actual, truth, measure, units)
     places = [fact.text for kind in PLACES for fact in found.facts if fact.name == kind]
     wrong = [fact.text for fact in found.facts if fact.name.endswith("wrong")]
     return replace(
@@ -145,7 +143,7 @@ def _diagnosed(
         where=(places or wrong or [""])[0],
         facts=tuple(fact.text for fact in found.facts),
         errors={n: _map(case, u) for n, u in units.items() if not n.startswith("partial_")},
-        sums=sums_of(Evidence(suspects, measure, wide)),
+        sums=sums_of(evidence),
     )
 
 
