@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,7 @@ def wrong_requests(case: Case, units: Mapping[str, Array]) -> Array:
         if case.qo_indptr is None:
             return rows
         starts = starts_of(case)
-        return np.array([rows[first:end].any() for first, end in zip(starts, starts[1:], strict=False)])
+        return np.array([rows[first:end].any() for first, end in pairwise(starts)])
     found: Array = np.zeros(len(case.seq_lens), bool)
     for name, u in units.items():
         rows = np.moveaxis(u, 1, 0) if name.startswith("partial_") else u

@@ -28,7 +28,7 @@ token_heads = of_case(
 
 
 def _latent_first(problem: Problem, plan: Plan) -> Plan:
-    """A row of rope, latent read as latent, rope: other elements meet in the score, and the value is the row's first."""
+    """A row of rope, latent read as latent, rope: other elements meet, and the value is the row's first."""
     assert isinstance(problem, Listed)
     rope = problem.offset
     q = np.concatenate([problem.q[plan.b][..., rope:], problem.q[plan.b][..., :rope]], -1)
@@ -63,7 +63,8 @@ def _of_kv_head(which: Callable[[Listed, Array], Array]) -> tuple[Edit, Finish]:
         assert isinstance(problem, Listed)
         back = np.argsort(order(problem))
         return {
-            name: x.reshape(-1, problem.all_heads, *x.shape[3:])[:, back].reshape(x.shape) for name, x in results.items()
+            name: x.reshape(-1, problem.all_heads, *x.shape[3:])[:, back].reshape(x.shape)
+            for name, x in results.items()
         }
 
     return edit, finish
@@ -76,7 +77,9 @@ def _neighbour(by: int) -> Edit:
         assert isinstance(problem, Listed) and plan.keys is not None
         g = plan.b % problem.KV
         other = (g + by) % problem.KV if by else 0
-        keys = plan.keys._replace(address=np.where(plan.keys.address < 0, plan.keys.address, plan.keys.address + other - g))
+        keys = plan.keys._replace(
+            address=np.where(plan.keys.address < 0, plan.keys.address, plan.keys.address + other - g)
+        )
         return replace(plan, keys=keys)
 
     return edit
@@ -172,34 +175,92 @@ _mutant = Maker("layout.")
 _scaled = Maker("scale.")
 _modulo = _of_kv_head(lambda p, h: h % p.KV)
 MUTANTS = (
-    _mutant("value-at-0", "wrong V slice", "o = sum w_j row_j[0:V], of a value that begins later", offset,
-            edit=lambda p, plan: replace(plan, value_columns=np.arange(p.V)), refs="ggml-org/llama.cpp#18986"),
-    _mutant("latent-first", LAYOUT, "a row of rope, latent read as latent, rope", offset, edit=_latent_first,
-            refs="ggml-org/llama.cpp#18986"),
+    _mutant(
+        "value-at-0",
+        "wrong V slice",
+        "o = sum w_j row_j[0:V], of a value that begins later",
+        offset,
+        edit=lambda p, plan: replace(plan, value_columns=np.arange(p.V)),
+        refs="ggml-org/llama.cpp#18986",
+    ),
+    _mutant(
+        "latent-first",
+        LAYOUT,
+        "a row of rope, latent read as latent, rope",
+        offset,
+        edit=_latent_first,
+        refs="ggml-org/llama.cpp#18986",
+    ),
     _mutant("kv-head-modulo", HEADS, "head h reads KV head h mod KV", groups, edit=_modulo[0], finish=_modulo[1]),
     _mutant("kv-head-0", HEADS, "every head reads KV head 0", kv_heads, edit=_neighbour(0)),
     _mutant("kv-head-next", HEADS, "every head reads the KV head after its own", kv_heads, edit=_neighbour(1)),
-    _mutant("kpe-of-page-0", "rows in two caches", "the rope part of page 0", split_rows,
-            edit=reading("kpe-of-page-0", _kpe_of(lambda p, slots: slots % p.block))),
-    _mutant("kpe-of-next-page", "rows in two caches", "the rope part of the page after it", split_rows,
-            edit=reading("kpe-of-next-page", _kpe_of(lambda p, slots: slots + p.block))),
-    _mutant("kpe-of-next-slot", "rows in two caches", "the rope part of the slot after it", split_rows,
-            edit=reading("kpe-of-next-slot", _kpe_of(lambda p, slots: slots + 1))),
-    _mutant("kpe-missing", "rows in two caches", "the rope part is 0", split_rows,
-            edit=reading("kpe-missing", _kpe_missing)),
-    _mutant("kpe-first", "rows in two caches", "the row is the rope part, then the other", split_rows,
-            edit=reading("kpe-first", _kpe_first)),
-    _mutant("lse-heads-first", "LSE slot", "lse stored [B, H, T] where [B, T, H] is asked for", token_heads,
-            finish=_axes(True)),
-    _mutant("lse-tokens-first", "LSE slot", "lse stored [B, T, H] where [B, H, T] is asked for", token_heads,
-            finish=_axes(False)),
-    _scaled("q-missing", SCALE, "q_scale is left out", q_scale, edit=_scale(lambda s: 1 / s), refs="vllm-project/vllm#37054"),
-    _scaled("q-twice", SCALE, "q_scale is applied twice", q_scale, edit=_scale(lambda s: s), refs="vllm-project/vllm#37054"),
+    _mutant(
+        "kpe-of-page-0",
+        "rows in two caches",
+        "the rope part of page 0",
+        split_rows,
+        edit=reading("kpe-of-page-0", _kpe_of(lambda p, slots: slots % p.block)),
+    ),
+    _mutant(
+        "kpe-of-next-page",
+        "rows in two caches",
+        "the rope part of the page after it",
+        split_rows,
+        edit=reading("kpe-of-next-page", _kpe_of(lambda p, slots: slots + p.block)),
+    ),
+    _mutant(
+        "kpe-of-next-slot",
+        "rows in two caches",
+        "the rope part of the slot after it",
+        split_rows,
+        edit=reading("kpe-of-next-slot", _kpe_of(lambda p, slots: slots + 1)),
+    ),
+    _mutant(
+        "kpe-missing", "rows in two caches", "the rope part is 0", split_rows, edit=reading("kpe-missing", _kpe_missing)
+    ),
+    _mutant(
+        "kpe-first",
+        "rows in two caches",
+        "the row is the rope part, then the other",
+        split_rows,
+        edit=reading("kpe-first", _kpe_first),
+    ),
+    _mutant(
+        "lse-heads-first",
+        "LSE slot",
+        "lse stored [B, H, T] where [B, T, H] is asked for",
+        token_heads,
+        finish=_axes(True),
+    ),
+    _mutant(
+        "lse-tokens-first",
+        "LSE slot",
+        "lse stored [B, T, H] where [B, H, T] is asked for",
+        token_heads,
+        finish=_axes(False),
+    ),
+    _scaled(
+        "q-missing", SCALE, "q_scale is left out", q_scale, edit=_scale(lambda s: 1 / s), refs="vllm-project/vllm#37054"
+    ),
+    _scaled(
+        "q-twice", SCALE, "q_scale is applied twice", q_scale, edit=_scale(lambda s: s), refs="vllm-project/vllm#37054"
+    ),
     _scaled("q-divided", "inverted scale", "q / q_scale", q_scale, edit=_scale(lambda s: s**-2)),
-    _scaled("q-on-out", SCALE, "o <- q_scale o, too", q_scale, edit=lambda p, plan: replace(
-        plan, out_factor=plan.out_factor * p.case.q_scale)),
+    _scaled(
+        "q-on-out",
+        SCALE,
+        "o <- q_scale o, too",
+        q_scale,
+        edit=lambda p, plan: replace(plan, out_factor=plan.out_factor * p.case.q_scale),
+    ),
     _scaled("out-missing", "output scale", "output_scale is left out", output_scale, edit=_out(lambda s: 1.0)),
     _scaled("out-twice", "output scale", "output_scale is applied twice", output_scale, edit=_out(lambda s: s * s)),
-    _scaled("out-divided", "inverted scale", "o / output_scale", output_scale, edit=_out(lambda s: 1 / s),
-            refs="vllm-project/vllm#36297"),
+    _scaled(
+        "out-divided",
+        "inverted scale",
+        "o / output_scale",
+        output_scale,
+        edit=_out(lambda s: 1 / s),
+        refs="vllm-project/vllm#36297",
+    ),
 )

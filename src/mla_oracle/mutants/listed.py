@@ -41,7 +41,7 @@ class Selection(NamedTuple):
 
 
 class Store:
-    """Both caches at addresses: slot * KV + head, of the extra cache EXTRA more, read in another way SPACE more each."""
+    """Both caches at addresses: slot * KV + head, of the extra cache EXTRA more, read in other ways SPACE more each."""
 
     def __init__(self, problem: Canonical) -> None:
         self.caches = [cache for cache in (problem.main, problem.extra) if cache is not None]
@@ -167,7 +167,9 @@ class Listed(Problem):
             seen &= ~known | (bias[n][:, np.where(known, place, 0)] > -np.inf).any(0)
         return seen
 
-    def slots(self, b: int, place: Array, source: int = 0, block: int | None = None, by_slot: bool | None = None) -> Array:
+    def slots(
+        self, b: int, place: Array, source: int = 0, block: int | None = None, by_slot: bool | None = None
+    ) -> Array:
         """Where places lie in the cache, through the table of request b; -1 outside. `block`: rows of a page."""
         cache: Cache = self.store.caches[source]
         table = self.case.extra_block_table if source else self.case.block_table

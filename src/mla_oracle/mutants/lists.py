@@ -9,7 +9,13 @@ from __future__ import annotations
 NEW = ("topk", "sight", "sink", "cap", "bias", "layout", "scale", "format")
 SHARED = ("temperature", "score", "key", "pad", "state", "online", "merge", "value", "lse", "range", "empty")
 ROPE = ("rope.dropped", "rope.zero-rows")
-QUERIES = ("query.head-0", "query.head-shift", "query.heads-reversed", "query.heads-of-other-half", "query.output-next-head")
+QUERIES = (
+    "query.head-0",
+    "query.head-shift",
+    "query.heads-reversed",
+    "query.heads-of-other-half",
+    "query.output-next-head",
+)
 NOT = frozenset(
     (
         "score.distance-bias-0.00390625",

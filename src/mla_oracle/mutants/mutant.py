@@ -18,8 +18,8 @@ import numpy as np
 from ..arrays import Array
 from ..cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
 from ..geometry import Yarn
-from .needs import Need
 from .lists import of_lists
+from .needs import Need
 from .plan import Joined, Plan
 from .problem import Problem, Results, problem_of
 from .rotation import Rotation

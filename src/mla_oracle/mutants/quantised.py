@@ -60,7 +60,9 @@ def stored_as(how: str) -> Need:
     formats = KINDS[how][1]
 
     def test(problem: Listed) -> bool:
-        return any(cache.format in formats and _differs(problem, source) for source, cache in enumerate(problem.store.caches))
+        return any(
+            cache.format in formats and _differs(problem, source) for source, cache in enumerate(problem.store.caches)
+        )
 
     def _differs(problem: Listed, source: int) -> bool:
         found = [seen.slot[seen.source == source] for seen in problem.seen]
@@ -102,7 +104,11 @@ def keys_alone(how: str) -> Edit:
 def _whole(how: str) -> Mutant:
     formula = " ".join((KINDS[how][0].__doc__ or "").split()).rstrip(".")
     return _mutant(
-        how, FAMILIES.get(how, FAMILY), formula, stored_as(how), edit=reading(how, misreader(how)),
+        how,
+        FAMILIES.get(how, FAMILY),
+        formula,
+        stored_as(how),
+        edit=reading(how, misreader(how)),
         refs=REFERENCES.get(how, ""),
     )
 
@@ -110,10 +116,28 @@ def _whole(how: str) -> Mutant:
 _mutant = Maker("format.")
 MUTANTS = (
     *(_whole(how) for how in KINDS),
-    _mutant("value-scale-ignored", V_SCALE, "values are the codes, keys are right", stored_as("scale-ignored"),
-            edit=values_alone("scale-ignored"), refs="sgl-project/sglang#34765"),
-    _mutant("value-scale-twice", "scale misuse", "values times the scale once more, keys are right",
-            stored_as("scale-twice"), edit=values_alone("scale-twice"), refs="vllm-project/vllm#37054"),
-    _mutant("key-scale-ignored", "scale misuse", "keys are the codes, values are right", stored_as("scale-ignored"),
-            edit=keys_alone("scale-ignored"), refs="vllm-project/vllm#37054"),
+    _mutant(
+        "value-scale-ignored",
+        V_SCALE,
+        "values are the codes, keys are right",
+        stored_as("scale-ignored"),
+        edit=values_alone("scale-ignored"),
+        refs="sgl-project/sglang#34765",
+    ),
+    _mutant(
+        "value-scale-twice",
+        "scale misuse",
+        "values times the scale once more, keys are right",
+        stored_as("scale-twice"),
+        edit=values_alone("scale-twice"),
+        refs="vllm-project/vllm#37054",
+    ),
+    _mutant(
+        "key-scale-ignored",
+        "scale misuse",
+        "keys are the codes, values are right",
+        stored_as("scale-ignored"),
+        edit=keys_alone("scale-ignored"),
+        refs="vllm-project/vllm#37054",
+    ),
 )

@@ -45,10 +45,10 @@ inner_holes = Need(
 )
 lengths = of_case("a topk_length below the width of its list", lambda p: p.case.topk_length is not None)
 outside = Need("an index at or above the capacity", lists(lambda _, s: s.within & (s.index >= s.capacity)))
-twice = Need(
-    "an index twice in a list", lists(lambda _, s: len(np.unique(s.index[s.valid])) < int(s.valid.sum()))
+twice = Need("an index twice in a list", lists(lambda _, s: len(np.unique(s.index[s.valid])) < int(s.valid.sum())))
+empty_list = Need(
+    "a list without keys of a request with some", lists(lambda _, s: not s.valid.any() and s.capacity > 0)
 )
-empty_list = Need("a list without keys of a request with some", lists(lambda _, s: not s.valid.any() and s.capacity > 0))
 second = of_case("a second cache", lambda p: p.case.extra_kv_cache is not None)
 two_tokens = of_case("two query tokens of one request", lambda p: bool((np.diff(p.starts) > 1).any()))
 two_rows = of_case("two query rows", lambda p: p.rows > 1)
@@ -177,7 +177,7 @@ def _dense(only_empty: bool) -> Edit:
         assert isinstance(problem, Listed)
         n = problem.row(plan)
         chosen = problem.selection(n)
-        if chosen is None or only_empty and chosen.valid.any():
+        if chosen is None or (only_empty and chosen.valid.any()):
             return plan
         place = np.arange(chosen.capacity)
         place = place[problem.sight(n, place)]
@@ -278,111 +278,205 @@ pages_of_two = of_case("pages of two rows and more", lambda p: p.block >= 2)
 
 MUTANTS = (
     _mutant(
-        "minus-one-as-first", VALID, "-1 -> 0, row 0 once for each", holes, edit=_valid_as(lambda s: s.index * 0),
+        "minus-one-as-first",
+        VALID,
+        "-1 -> 0, row 0 once for each",
+        holes,
+        edit=_valid_as(lambda s: s.index * 0),
         refs=_SPARSE,
     ),
     _mutant(
-        "minus-one-as-last", VALID, "-1 -> the last row, as an array from its end", holes,
-        edit=_valid_as(lambda s: s.index * 0 + s.capacity - 1), refs=_SPARSE,
+        "minus-one-as-last",
+        VALID,
+        "-1 -> the last row, as an array from its end",
+        holes,
+        edit=_valid_as(lambda s: s.index * 0 + s.capacity - 1),
+        refs=_SPARSE,
     ),
     _mutant(
-        "minus-one-as-zero-key", "-1 treated as zero key", "Z <- Z + n_invalid e^0", holes, edit=_zero_keys,
+        "minus-one-as-zero-key",
+        "-1 treated as zero key",
+        "Z <- Z + n_invalid e^0",
+        holes,
+        edit=_zero_keys,
         refs="hw-native-sys/pypto-lib#1014",
     ),
     _mutant(
-        "minus-one-gathered", "-1 gather", "0 NaN, the row before the cache times the weight 0", holes, edit=_gathered,
+        "minus-one-gathered",
+        "-1 gather",
+        "0 NaN, the row before the cache times the weight 0",
+        holes,
+        edit=_gathered,
         refs="radixark/miles#2079",
     ),
     _mutant(
-        "ends-at-hole", "lane prefix", "the list ends at its first -1", inner_holes, edit=relist(_hole_ends),
+        "ends-at-hole",
+        "lane prefix",
+        "the list ends at its first -1",
+        inner_holes,
+        edit=relist(_hole_ends),
         refs="vllm-project/vllm#55692",
     ),
     _mutant(
-        "prefix-of-valid", "lane prefix", "S = the first n places, holes among them, n the valid ones", inner_holes,
-        edit=relist(_prefix), refs="vllm-project/vllm#55692",
+        "prefix-of-valid",
+        "lane prefix",
+        "S = the first n places, holes among them, n the valid ones",
+        inner_holes,
+        edit=relist(_prefix),
+        refs="vllm-project/vllm#55692",
     ),
     _mutant("length-ignored", LENGTH, "S = all places", lengths, edit=_longer(None), refs=_LENGTH),
     _mutant("length-plus-one", LENGTH, "one place more", lengths, edit=_longer(1), refs=_LENGTH),
     _mutant("length-minus-one", "list cut", "the last place of a list is lost", edit=_longer(-1)),
     _mutant(
-        "length-of-first-token", "length of another list", "topk_length[b, 0] for every query token of b", lengths,
+        "length-of-first-token",
+        "length of another list",
+        "topk_length[b, 0] for every query token of b",
+        lengths,
         two_tokens,
-        of_case("a topk_length of each query", lambda p: p.case.topk_length is not None and p.case.topk_length.ndim == 2),
+        of_case(
+            "a topk_length of each query", lambda p: p.case.topk_length is not None and p.case.topk_length.ndim == 2
+        ),
         edit=_length_of(_token_0),
     ),
     _mutant(
-        "length-of-request-0", "length of another list", "topk_length of the first row for all", lengths, two_rows,
+        "length-of-request-0",
+        "length of another list",
+        "topk_length of the first row for all",
+        lengths,
+        two_rows,
         edit=_length_of(lambda p, n: 0),
     ),
     _mutant(
-        "length-by-row", "length of another list", "topk_length[r] of query row r, though it is of requests", lengths,
+        "length-by-row",
+        "length of another list",
+        "topk_length[r] of query row r, though it is of requests",
+        lengths,
         two_tokens,
-        of_case("a topk_length of each request", lambda p: p.case.topk_length is not None and p.rows > len(p.case.topk_length)),
+        of_case(
+            "a topk_length of each request",
+            lambda p: p.case.topk_length is not None and p.case.q.ndim == 4 and p.case.topk_length.ndim == 1,
+        ),
         edit=_length_of(lambda p, n: int(p.starts[min(n, len(p.starts) - 2)])),
     ),
     _mutant("duplicates-dropped", "duplicates", "an index counts once", twice, edit=relist(_distinct)),
     _mutant(
-        "cut-by-capacity", "top-k set", "candidates beyond three quarters of a list are dropped",
+        "cut-by-capacity",
+        "top-k set",
+        "candidates beyond three quarters of a list are dropped",
         edit=relist(lambda p, plan, s: (s.index, s.valid & (np.arange(len(s.index)) < len(s.index) * 3 // 4))),
         refs="sgl-project/sglang#36807 vllm-project/vllm#51782 vllm-project/vllm#55314",
     ),
     _mutant(
-        "dense", "dense instead of sparse", "S = 0 .. L-1, the list is not looked at", by_position, edit=_dense(False),
+        "dense",
+        "dense instead of sparse",
+        "S = 0 .. L-1, the list is not looked at",
+        by_position,
+        edit=_dense(False),
         refs="vllm-project/vllm-gaudi#1777",
     ),
     _mutant(
-        "empty-as-dense", "empty list", "a list without keys: all of them",
-        by_position, empty_list, edit=_dense(True), refs="vllm-project/vllm#52512",
-    ),
-    _mutant(
-        "empty-as-zero-key", "empty list", "a list without keys leaves m = 0, l = 1",
-        empty_list, edit=_phantom,
+        "empty-as-dense",
+        "empty list",
+        "a list without keys: all of them",
+        by_position,
+        empty_list,
+        edit=_dense(True),
         refs="vllm-project/vllm#52512",
     ),
     _mutant(
-        "positions-as-slots", UNITS, "slot = index, a position taken for one", by_position,
-        edit=_lies(lambda p, b, place: p.slots(b, place, by_slot=True)), refs="vllm-project/vllm#55692",
+        "empty-as-zero-key",
+        "empty list",
+        "a list without keys leaves m = 0, l = 1",
+        empty_list,
+        edit=_phantom,
+        refs="vllm-project/vllm#52512",
     ),
     _mutant(
-        "slots-as-pages", UNITS, "slot = index block, a slot taken for a page", by_slot, pages_of_two,
-        edit=_lies(lambda p, b, place: p.slots(b, place * p.block)), refs=_PAGES,
+        "positions-as-slots",
+        UNITS,
+        "slot = index, a position taken for one",
+        by_position,
+        edit=_lies(lambda p, b, place: p.slots(b, place, by_slot=True)),
+        refs="vllm-project/vllm#55692",
     ),
     _mutant(
-        "offsets-lost", UNITS, "slot = block floor(index / block), the page's first row", pages_of_two,
+        "slots-as-pages",
+        UNITS,
+        "slot = index block, a slot taken for a page",
+        by_slot,
+        pages_of_two,
+        edit=_lies(lambda p, b, place: p.slots(b, place * p.block)),
+        refs=_PAGES,
+    ),
+    _mutant(
+        "offsets-lost",
+        UNITS,
+        "slot = block floor(index / block), the page's first row",
+        pages_of_two,
         edit=_lies(lambda p, b, place: p.slots(b, place // p.block * p.block)),
     ),
     _mutant(
-        "page-size-64", "page-size semantics", "slot = table[index / 64] 64 + index mod 64", by_position, other_page,
-        edit=_page(lambda p: 64), refs=_PAGES,
+        "page-size-64",
+        "page-size semantics",
+        "slot = table[index / 64] 64 + index mod 64",
+        by_position,
+        other_page,
+        edit=_page(lambda p: 64),
+        refs=_PAGES,
     ),
     _mutant(
-        "page-size-halved", "page-size semantics", "pages of half the rows", by_position, pages_of_two,
-        edit=_page(lambda p: p.block // 2), refs=_PAGES,
+        "page-size-halved",
+        "page-size semantics",
+        "pages of half the rows",
+        by_position,
+        pages_of_two,
+        edit=_page(lambda p: p.block // 2),
+        refs=_PAGES,
     ),
     _mutant(
-        "page-size-1", "page-size semantics", "slot = table[index]", by_position, pages_of_two,
-        edit=_page(lambda p: 1), refs=_PAGES,
+        "page-size-1",
+        "page-size semantics",
+        "slot = table[index]",
+        by_position,
+        pages_of_two,
+        edit=_page(lambda p: 1),
+        refs=_PAGES,
     ),
     _mutant(
-        "outside-clamped", "OOB index", "an index at or above the capacity -> the last row", outside,
+        "outside-clamped",
+        "OOB index",
+        "an index at or above the capacity -> the last row",
+        outside,
         edit=relist(lambda p, plan, s: (np.minimum(s.index, s.capacity - 1), s.within & (s.index >= 0))),
         refs="deepseek-ai/FlashMLA#184",
     ),
     _mutant(
-        "outside-read", "OOB index", "an index at or above the capacity is read, whatever lies there", outside,
-        edit=relist(lambda p, plan, s: (s.index, s.within & (s.index >= 0))), refs="deepseek-ai/FlashMLA#184",
+        "outside-read",
+        "OOB index",
+        "an index at or above the capacity is read, whatever lies there",
+        outside,
+        edit=relist(lambda p, plan, s: (s.index, s.within & (s.index >= 0))),
+        refs="deepseek-ai/FlashMLA#184",
     ),
     _mutant(
-        "outside-as-first", "OOB index", "an index at or above the capacity -> 0", outside,
+        "outside-as-first",
+        "OOB index",
+        "an index at or above the capacity -> 0",
+        outside,
         edit=relist(lambda p, plan, s: (np.where(s.index < s.capacity, s.index, 0), s.within & (s.index >= 0))),
     ),
     _mutant(
-        "causal-by-place", "causal by place", "place k of the list is seen where k <= L - T + t",
+        "causal-by-place",
+        "causal by place",
+        "place k of the list is seen where k <= L - T + t",
         of_case("causal", lambda p: p.case.causal),
         Need("a list longer than the position of its query", lambda p: isinstance(p, Listed) and _late(p)),
         edit=relist(_causal_by_place),
     ),
-    _mutant("of-first-token", ROWS, "the list of query token 0 for all of a request", two_tokens, edit=list_of(_token_0)),
+    _mutant(
+        "of-first-token", ROWS, "the list of query token 0 for all of a request", two_tokens, edit=list_of(_token_0)
+    ),
     _mutant("of-row-0", ROWS, "the list of the first query row for all", two_rows, edit=list_of(lambda p, n: 0)),
     _mutant(
         "of-row-before", ROWS, "the list of the query row before", two_rows, edit=list_of(lambda p, n: max(n - 1, 0))
@@ -391,22 +485,59 @@ MUTANTS = (
     whole_tiles(32),
     whole_tiles(8),
     whole_tiles(4),
-    _mutant("extra-ignored", EXTRA_CACHE, "the second cache's keys are left out", second,
-            edit=_extra(lambda p, plan, keys: Keys(*(a[..., :0] for a in keys)))),
-    _mutant("main-ignored", EXTRA_CACHE, "the main cache's keys are left out", second,
-            edit=lambda p, plan: relisted(plan, extra_keys(plan))),
-    _mutant("extra-in-main", EXTRA_CACHE, "the second cache's indices are looked up in the main one", second,
-            edit=_extra_lies(lambda p, b, place: p.slots(b, place), 0)),
-    _mutant("extra-page-size", EXTRA_CACHE, "the second cache has the pages of the main one", second,
-            of_case("two page sizes, by position", lambda p: len({c.block_size for c in p.store.caches}) > 1 and not p.by_slot),
-            edit=_extra_lies(lambda p, b, place: p.slots(b, place, 1, block=p.block))),
-    _mutant("extra-length-ignored", EXTRA_CACHE, "extra_topk_length is ignored", second,
-            of_case("an extra_topk_length", lambda p: p.case.extra_topk_length is not None),
-            edit=_extra(_extra_length_ignored)),
-    _mutant("extra-added", "softmax of its own", "o = o_main + o_extra, each with its own denominator; lse of the main",
-            second, edit=_own_softmax(False)),
-    _mutant("extra-averaged", "softmax of its own", "o = (o_main + o_extra) / 2; lse of the main", second,
-            edit=_own_softmax(True)),
+    _mutant(
+        "extra-ignored",
+        EXTRA_CACHE,
+        "the second cache's keys are left out",
+        second,
+        edit=_extra(lambda p, plan, keys: Keys(*(a[..., :0] for a in keys))),
+    ),
+    _mutant(
+        "main-ignored",
+        EXTRA_CACHE,
+        "the main cache's keys are left out",
+        second,
+        edit=lambda p, plan: relisted(plan, extra_keys(plan)),
+    ),
+    _mutant(
+        "extra-in-main",
+        EXTRA_CACHE,
+        "the second cache's indices are looked up in the main one",
+        second,
+        edit=_extra_lies(lambda p, b, place: p.slots(b, place), 0),
+    ),
+    _mutant(
+        "extra-page-size",
+        EXTRA_CACHE,
+        "the second cache has the pages of the main one",
+        second,
+        of_case(
+            "two page sizes, by position", lambda p: len({c.block_size for c in p.store.caches}) > 1 and not p.by_slot
+        ),
+        edit=_extra_lies(lambda p, b, place: p.slots(b, place, 1, block=p.block)),
+    ),
+    _mutant(
+        "extra-length-ignored",
+        EXTRA_CACHE,
+        "extra_topk_length is ignored",
+        second,
+        of_case("an extra_topk_length", lambda p: p.case.extra_topk_length is not None),
+        edit=_extra(_extra_length_ignored),
+    ),
+    _mutant(
+        "extra-added",
+        "softmax of its own",
+        "o = o_main + o_extra, each with its own denominator; lse of the main",
+        second,
+        edit=_own_softmax(False),
+    ),
+    _mutant(
+        "extra-averaged",
+        "softmax of its own",
+        "o = (o_main + o_extra) / 2; lse of the main",
+        second,
+        edit=_own_softmax(True),
+    ),
 )
 
 
@@ -416,4 +547,3 @@ def _late(problem: Listed) -> bool:
         if chosen is not None and chosen.valid[max(problem.position(n) + 1, 0) :].any():
             return True
     return False
-

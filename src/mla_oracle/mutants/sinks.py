@@ -90,8 +90,12 @@ def _empty(problem: Problem, plan: Plan) -> Plan:
 
 def per_split(count: int) -> Mutant:
     return _mutant(
-        f"per-split-{count}", SINKS, f"Z <- Z + {count} e^sink, once for each of {count} splits", finite,
-        edit=sink(lambda p, plan, x: x + math.log(count)), splits=count,
+        f"per-split-{count}",
+        SINKS,
+        f"Z <- Z + {count} e^sink, once for each of {count} splits",
+        finite,
+        edit=sink(lambda p, plan, x: x + math.log(count)),
+        splits=count,
         refs="ROCm/rocm-libraries#12227",
     )
 
@@ -108,49 +112,118 @@ def _cap(p: Plan, s: Array) -> Array:
 _mutant = Maker("sink.", (sinks,))
 cap = Maker("cap.", (capped_case,))
 MUTANTS = (
-    _mutant("missing", SINKS, "o and lse without the sink", edit=lambda _, plan: replace(plan, sinks=None),
-            refs="vllm-project/vllm#54568"),
-    _mutant("twice", SINKS, "Z <- Z + 2 e^sink", finite, edit=sink(lambda p, plan, x: x + math.log(2)),
-            refs="ROCm/rocm-libraries#12227"),
+    _mutant(
+        "missing",
+        SINKS,
+        "o and lse without the sink",
+        edit=lambda _, plan: replace(plan, sinks=None),
+        refs="vllm-project/vllm#54568",
+    ),
+    _mutant(
+        "twice",
+        SINKS,
+        "Z <- Z + 2 e^sink",
+        finite,
+        edit=sink(lambda p, plan, x: x + math.log(2)),
+        refs="ROCm/rocm-libraries#12227",
+    ),
     per_split(3),
     per_split(4),
     per_split(8),
-    _mutant("in-lse", "sink in the lse", "lse counts the sink, o does too", of_case(
-        "an lse that does not count its sinks", lambda p: not p.case.sinks_in_lse),
-        edit=lambda _, plan: replace(plan, sinks_in_lse=True)),
-    _mutant("not-in-lse", "sink in the lse", "lse does not count the sink", of_case(
-        "an lse that counts its sinks", lambda p: p.case.sinks_in_lse), edit=adds(_out_alone)),
-    _mutant("lse-alone", SINKS, "lse counts the sink, o does not", of_case(
-        "an lse that counts its sinks", lambda p: p.case.sinks_in_lse), edit=adds(_lse_alone)),
-    _mutant("base-e-as-2", "sink value", "2^sink beside 2^(s log2 e): sink <- ln 2 sink", finite,
-            edit=sink(lambda p, plan, x: x * math.log(2))),
-    _mutant("log2e-twice", "sink value", "sink <- log2 e sink", finite,
-            edit=sink(lambda p, plan, x: x * np.log2(np.e))),
-    _mutant("scaled", "sink value", "sink <- softmax_scale sink", finite,
-            edit=sink(lambda p, plan, x: x * p.case.softmax_scale)),
-    _mutant("unscaled", "sink value", "sink <- sink / softmax_scale", finite,
-            edit=sink(lambda p, plan, x: x / p.case.softmax_scale)),
+    _mutant(
+        "in-lse",
+        "sink in the lse",
+        "lse counts the sink, o does too",
+        of_case("an lse that does not count its sinks", lambda p: not p.case.sinks_in_lse),
+        edit=lambda _, plan: replace(plan, sinks_in_lse=True),
+    ),
+    _mutant(
+        "not-in-lse",
+        "sink in the lse",
+        "lse does not count the sink",
+        of_case("an lse that counts its sinks", lambda p: p.case.sinks_in_lse),
+        edit=adds(_out_alone),
+    ),
+    _mutant(
+        "lse-alone",
+        SINKS,
+        "lse counts the sink, o does not",
+        of_case("an lse that counts its sinks", lambda p: p.case.sinks_in_lse),
+        edit=adds(_lse_alone),
+    ),
+    _mutant(
+        "base-e-as-2",
+        "sink value",
+        "2^sink beside 2^(s log2 e): sink <- ln 2 sink",
+        finite,
+        edit=sink(lambda p, plan, x: x * math.log(2)),
+    ),
+    _mutant(
+        "log2e-twice", "sink value", "sink <- log2 e sink", finite, edit=sink(lambda p, plan, x: x * np.log2(np.e))
+    ),
+    _mutant(
+        "scaled",
+        "sink value",
+        "sink <- softmax_scale sink",
+        finite,
+        edit=sink(lambda p, plan, x: x * p.case.softmax_scale),
+    ),
+    _mutant(
+        "unscaled",
+        "sink value",
+        "sink <- sink / softmax_scale",
+        finite,
+        edit=sink(lambda p, plan, x: x / p.case.softmax_scale),
+    ),
     _mutant("negated", "sink value", "sink <- -sink", finite, edit=sink(lambda p, plan, x: -x)),
-    _mutant("zero", "sink value", "sink <- 0, one more lane with score 0", edit=sink(lambda p, plan, x: x * 0 if np.isfinite(x).all() else np.zeros(len(x)))),
+    _mutant(
+        "zero", "sink value", "sink <- 0, one more lane with score 0", edit=sink(lambda p, plan, x: np.zeros_like(x))
+    ),
     _mutant("without-maximum", "sink value", "Z = sum e^(s - m) + e^sink", finite, edit=adds(_unshifted)),
     _mutant("linear", "sink value", "Z = sum e^s + sink, no exponential", finite, edit=adds(_linear)),
-    _mutant("of-head-0", "sink of another head", "the sink of head 0 for all", edit=_heads(lambda x: np.full_like(x, x[0]))),
+    _mutant(
+        "of-head-0", "sink of another head", "the sink of head 0 for all", edit=_heads(lambda x: np.full_like(x, x[0]))
+    ),
     _mutant("of-next-head", "sink of another head", "the sink of head h + 1", edit=_heads(lambda x: np.roll(x, -1))),
     _mutant("heads-reversed", "sink of another head", "the sink of head H - 1 - h", edit=_heads(lambda x: x[::-1])),
-    _mutant("on-empty-rows", "sink of an empty row", "lse of an empty row is its sink", finite,
-            Need("a row without keys", lambda p: bool((p.lens == 0).any())), edit=_empty),
-    _mutant("overflow", "sink range", "inf - inf: sink log2 e overflows in f32, or the sink is infinite",
-            Need("a sink above 2.3e38", lambda p: _has(p, lambda x: x > 2.3e38)), edit=adds(_overflows),
-            refs="flashinfer-ai/flashinfer#5119"),
+    _mutant(
+        "on-empty-rows",
+        "sink of an empty row",
+        "lse of an empty row is its sink",
+        finite,
+        Need("a row without keys", lambda p: bool((p.lens == 0).any())),
+        edit=_empty,
+    ),
+    _mutant(
+        "overflow",
+        "sink range",
+        "inf - inf: sink log2 e overflows in f32, or the sink is infinite",
+        Need("a sink above 2.3e38", lambda p: _has(p, lambda x: x > 2.3e38)),
+        edit=adds(_overflows),
+        refs="flashinfer-ai/flashinfer#5119",
+    ),
     cap("missing", CAP, "the scores are not capped", edit=lambda _, plan: replace(plan, softcap=0.0)),
     cap("twice", CAP, "c tanh(tanh(s / c))", edit=score(lambda p, s: _cap(p, _cap(p, s * p.scale)) + lane_bias(p))),
     cap("not-divided", CAP, "c tanh(s)", edit=score(lambda p, s: p.softcap * np.tanh(s * p.scale) + lane_bias(p))),
     cap("not-multiplied", CAP, "tanh(s / c)", edit=score(lambda p, s: np.tanh(s * p.scale / p.softcap) + lane_bias(p))),
     cap("before-scale", CAP, "scale c tanh(q k / c)", edit=score(lambda p, s: _cap(p, s) * p.scale + lane_bias(p))),
-    cap("clipped", CAP, "min(max(s, -c), c)",
-        edit=score(lambda p, s: np.clip(s * p.scale, -p.softcap, p.softcap) + lane_bias(p))),
-    cap("after-bias", CAP, "c tanh((s + bias) / c)", of_case("a bias", lambda p: p.case.bias is not None),
-        edit=score(lambda p, s: _cap(p, s * p.scale + lane_bias(p)))),
-    cap("base-2", CAP, "c tanh(s log2 e / c) in base 2", edit=score(
-        lambda p, s: _cap(p, s * p.scale * np.log2(np.e)) * math.log(2) + lane_bias(p))),
+    cap(
+        "clipped",
+        CAP,
+        "min(max(s, -c), c)",
+        edit=score(lambda p, s: np.clip(s * p.scale, -p.softcap, p.softcap) + lane_bias(p)),
+    ),
+    cap(
+        "after-bias",
+        CAP,
+        "c tanh((s + bias) / c)",
+        of_case("a bias", lambda p: p.case.bias is not None),
+        edit=score(lambda p, s: _cap(p, s * p.scale + lane_bias(p))),
+    ),
+    cap(
+        "base-2",
+        CAP,
+        "c tanh(s log2 e / c) in base 2",
+        edit=score(lambda p, s: _cap(p, s * p.scale * np.log2(np.e)) * math.log(2) + lane_bias(p)),
+    ),
 )

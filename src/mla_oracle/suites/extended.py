@@ -110,7 +110,7 @@ def extended(sizes: str, names: tuple[str, ...], *, block: int = 64) -> list[str
         for rest in SETS[name]:
             own = fields | {"block": str(block)} | dict(item.split("=", 1) for item in rest.split(","))
             rope = row - value
-            if "ROPE" in own.values() and not rope or "kv_heads" in own and heads % 2:
+            if ("ROPE" in own.values() and not rope) or ("kv_heads" in own and heads % 2):
                 continue
             own = {key: str(rope) if text == "ROPE" else text for key, text in own.items()}
             if "format" in own:

@@ -17,8 +17,6 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from .. import dtypes
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
