@@ -119,7 +119,7 @@ def paged(recipe: PagedRecipe) -> PagedCase:
     unread[pages.row_of_token[~chosen.seen]] = True
     poison(recipe, "unread", kv.reshape(-1, K * D), unread)
 
-    kv = dtypes.round_to(kv, recipe.dtype)
+    kv = dtypes.round_to(kv, recipe.dtype, saturate=recipe.dtype == "e4m3")
     page_bytes = recipe.block * K * D * kv.itemsize
     ids, num_blocks, stride = pages.apart(page_bytes, recipe.pages)
     by_slot = recipe.topk_by == "slot"

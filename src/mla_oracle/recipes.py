@@ -243,4 +243,6 @@ def parse_id(text: str) -> Recipe:
 def _parser(cls: type[Recipe], name: str) -> Callable[[str], Any]:
     if name == "inputs":
         return parse_choice(*(PAGED_INPUTS if cls is PagedRecipe else DENSE_INPUTS))
+    if name == "dtype" and cls is PagedRecipe:
+        return PARSERS["q_dtype"]
     return PARSERS.get(name, parse_size)

@@ -113,6 +113,22 @@ def split_selection(topk_indices: object, topk_length: object, columns: int) -> 
     return indices[..., :columns], main, indices[..., columns:], (lengths - main).astype(np.int32)
 
 
+def join_selection(
+    topk_indices: object, extra_topk_indices: object, extra_topk_length: object = None
+) -> tuple[Array, Array]:
+    """(topk_indices, topk_length) of two lists in one, the other way round: every column of the first is listed."""
+    main, extra = as_array("topk_indices", topk_indices), as_array("extra_topk_indices", extra_topk_indices)
+    if main.ndim < 2 or main.shape[:-1] != extra.shape[:-1] or main.dtype != extra.dtype:
+        raise InputError(
+            f"extra_topk_indices is {extra.dtype} {list(extra.shape)}, expected {main.dtype} {[*main.shape[:-1], 'K']}"
+        )
+    if extra_topk_length is None:
+        lengths = np.full(extra.shape[:-1], extra.shape[-1], np.int32)
+    else:
+        lengths = as_array("extra_topk_length", extra_topk_length)
+    return np.concatenate([main, extra], axis=-1), (lengths + main.shape[-1]).astype(np.int32)
+
+
 def from_mask(mask: object) -> Array:
     """The bias of a dense mask [B, T, N], [B, T, H, N], or [Nq, N] (ragged): where a bool mask is True a query sees the
     key. A float mask is a bias already and stays a view.

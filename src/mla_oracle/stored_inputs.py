@@ -80,7 +80,7 @@ def extra_cache(sizes: Sizes, pages: Pages | None, chosen: Selection, by_slot: b
     unread = pages.unread_rows.copy()
     unread[pages.row_of_token[~chosen.extra_seen]] = True
     poison(recipe, "extra_unread", rows, unread)
-    kv = dtypes.round_to(kv, recipe.dtype)
+    kv = dtypes.round_to(kv, recipe.dtype, saturate=recipe.dtype == "e4m3")
     form = recipe.extra_format or recipe.format
     stored = {"kv_cache": kv} if form is None else _quantized(recipe, kv, form)
     for name in sorted(stored.keys() - {"kv_cache", "kv_scale"}):

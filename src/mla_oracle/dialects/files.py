@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls in files: one safetensors file, tensors under the names of the call's arguments, its numbers in the metadata.
+
+    schema    mla-oracle-call/1
+    dialect   the dialect's name
+    case      the id of the case it was spelled from, if it has one
+    ...       every number, truth value and word that is given: softmax_scale 0.07, causal true
+
+A result file has the call's results under the call's own names, with or without metadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..arrays import Array
+from ..cases import Case, format_convention, parse_bool, parse_float
+from ..errors import InputError
+from ..exchange import read_result, write_result
+from ..tensorfile import read_tensors, write_tensors
+from . import get
+from .dialect import Dialect
+
+CALL_SCHEMA = "mla-oracle-call/1"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was read: its dialect, and its case, whose id is that in the file."""
+
+    dialect: Dialect
+    case: Case
+
+    def results(self, path: str | Path) -> dict[str, Array]:
+        """out and lse of the case, from the file of the call's results. Raises InputError."""
+        return self.dialect.read(self.case, read_result(path))
+
+
+def write_call(path: str | Path, dialect: Dialect, case: Case) -> dict[str, Any]:
+    """Write the call that is `case` to the file `path`, whole or not at all; its arguments.
+
+    Raises UnsupportedError for a case that the dialect cannot say, InputError.
+    """
+    arguments = dialect.from_case(case)
+    tensors = {name: value for name, value in arguments.items() if dialect.arguments[name].is_tensor}
+    metadata = {name: format_convention(value) for name, value in arguments.items() if name not in tensors}
+    if case.id is not None:
+        metadata["case"] = case.id
+    write_tensors(path, tensors, {"schema": CALL_SCHEMA, "dialect": dialect.name, **metadata})
+    return arguments
+
+
+def read_call(path: str | Path, name: str | None = None) -> Call:
+    """The call in the file `path`; of the dialect `name`, where one is named. Raises InputError."""
+    tensors, metadata = read_tensors(Path(path))
+    if metadata.get("schema") != CALL_SCHEMA:
+        raise InputError(f"{path}: schema is {metadata.get('schema')!r}, expected {CALL_SCHEMA!r}")
+    said = metadata.get("dialect", name)
+    if name is not None and said != name:
+        raise InputError(f"{path}: dialect is {said!r}, expected {name!r}")
+    if said is None:
+        raise InputError(f"{path}: metadata dialect is missing")
+    dialect = get(said)
+    left = {key: text for key, text in metadata.items() if key not in ("schema", "dialect", "case")}
+    try:
+        case = dialect.to_case(**tensors, **_values(dialect, left, tensors))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    identity = metadata.get("case")
+    if identity is not None and not identity.isprintable():
+        raise InputError(f"{path}: metadata case is {identity!r}, expected printable characters")
+    return Call(dialect, dataclasses.replace(case, id=identity))
+
+
+def is_call(path: str | Path) -> bool:
+    """Whether `path` is a file with a call, as far as its metadata can be read."""
+    try:
+        return read_tensors(Path(path))[1].get("schema") == CALL_SCHEMA
+    except InputError:
+        return False
+
+
+def write_results(path: str | Path, dialect: Dialect, results: Mapping[str, Array], about: dict[str, str]) -> None:
+    """Write a call's results to the file `path`, whole or not at all. Raises InputError."""
+    write_result(path, dict(results), {"dialect": dialect.name, **about})
+
+
+def _values(dialect: Dialect, metadata: dict[str, str], tensors: dict[str, Array]) -> dict[str, Any]:
+    """The numbers, truth values and words of the metadata; of an argument the dialect has not, the text."""
+    values: dict[str, Any] = {}
+    for name, text in metadata.items():
+        if name in tensors:
+            raise InputError(f"{name} is a tensor and in the metadata, expected one of them")
+        argument = dialect.arguments.get(name)
+        kind = type(dialect.fixed[name]) if name in dialect.fixed else str if argument is None else argument.kind
+        if argument is not None and argument.is_tensor:
+            raise InputError(f"metadata {name} is {text!r}, expected a tensor of that name")
+        try:
+            values[name] = _PARSERS.get(kind, str)(text)
+        except ValueError as error:
+            raise InputError(f"metadata {name} is {text!r}, expected {error}") from None
+    return values
+
+
+def _parse_int(text: str) -> int:
+    if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) < 19):
+        raise ValueError("an integer")
+    return int(text)
+
+
+_PARSERS: dict[type, Any] = {bool: parse_bool, float: parse_float, int: _parse_int, str: str}

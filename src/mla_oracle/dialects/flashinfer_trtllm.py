@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's trtllm-gen decode (SM100): by tables, by a sparse selection, and DeepSeek V4's two caches.
+
+Read from flashinfer-ai/flashinfer fb28d72: flashinfer/mla/_core.py (trtllm_batch_decode_with_kv_cache_mla,
+trtllm_batch_decode_sparse_mla_dsv4). The one scale of the scores, bmm1_scale, is 1.0 unless it is given: callers fold
+the softmax scale and those of an fp8 query and cache into it, and that of the values into bmm2_scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Array
+from ..cache_layouts import cache_view
+from ..cases import PagedCase
+from ..checks import arguments_named
+from ..errors import InputError
+from ..selections import join_selection, split_selection
+from ..tables import from_block_offsets
+from . import spelling
+from .arguments import Given, tensor, value
+from .dialect import Dialect
+
+SOURCE = "flashinfer-ai/flashinfer fb28d72 flashinfer/mla/_core.py"
+LAUNCH = (
+    "workspace_buffer", "qk_nope_head_dim", "max_seq_len", "out", "enable_pdl", "backend", "is_var_seq", "lse", "return_lse", "max_q_len",
+)  # fmt: skip
+SCALES = {"softmax_scale": "bmm1_scale", "output_scale": "bmm2_scale"}
+
+
+def scales(given: Given) -> dict[str, Any]:
+    return {
+        "softmax_scale": given.bmm1_scale,
+        "output_scale": None if given.bmm2_scale == 1.0 else given.bmm2_scale,
+    }
+
+
+def spelled_scales(case: PagedCase) -> dict[str, Any]:
+    return {"bmm1_scale": case.softmax_scale, "bmm2_scale": case.output_scale}
+
+
+class Decode(Dialect):
+    """trtllm_batch_decode_with_kv_cache_mla: q_len tokens a request, or a row of tokens with cum_seq_lens_q.
+
+    LSE in base 2, tokens in a row; what it is beside sinks is not said, so that it is not judged there.
+    """
+
+    name = "flashinfer-trtllm"
+    call = "trtllm_batch_decode_with_kv_cache_mla"
+    source = SOURCE
+    arguments = {
+        "query": tensor("b q_len h d | t h d", "bf16 f16 e4m3"),
+        "kv_cache": tensor("pages page d | pages 1 page d", "bf16 f16 e4m3"),
+        "kv_lora_rank": value(int),
+        "qk_rope_head_dim": value(int),
+        "block_tables": tensor("b blocks | b 2 blocks", "i32"),
+        "seq_lens": tensor("b", "i32"),
+        "bmm1_scale": value(float, 1.0),
+        "bmm2_scale": value(float, 1.0),
+        "sinks": tensor("h", "f32", None),
+        "cum_seq_lens_q": tensor("b+1", "i32", None),
+        "uses_shared_paged_kv_idx": value(bool, True),
+    }
+    launch = LAUNCH
+    fixed = {"sparse_mla_top_k": 0, "skip_softmax_threshold_scale_factor": None}
+    limits = {"page": (32, 64), "d": (576, 320, 512)}
+    called = {**SCALES, "q": "query", "block_table": "block_tables", "qo_indptr": "cum_seq_lens_q"}
+    masks = "length; causal bottom-right"
+    out = "out"
+    out_axes = "b q_len h kv_lora_rank"
+    lse, lse_axes, lse_base = "lse", "t h", "2"
+
+    def canonical(self, given: Given) -> dict[str, Any]:
+        _widths(given)
+        table = given.block_tables
+        shared = given.uses_shared_paged_kv_idx
+        if shared != (table.ndim == 2):
+            axes = 2 if shared else 3
+            raise InputError(f"block_tables has {table.ndim} axes, expected {axes} as uses_shared_paged_kv_idx says")
+        if (given.query.ndim == 3) != (given.cum_seq_lens_q is not None):
+            raise InputError("cum_seq_lens_q and query disagree, expected it with a query [t, h, d] and only there")
+        if not shared:
+            with arguments_named(block_offsets="block_tables"):
+                table = from_block_offsets(table, given.seq_lens, block_size=given.sizes["page"]).block_table
+        return {
+            "q": given.query,
+            "qo_indptr": given.cum_seq_lens_q,
+            "kv_cache": cache_view(given.kv_cache, "PKSD") if given.kv_cache.ndim == 4 else given.kv_cache,
+            "block_table": table,
+            "seq_lens": given.seq_lens,
+            "sinks": given.sinks,
+            "head_dim_v": given.kv_lora_rank,
+            "causal": True,
+            **scales(given),
+        }
+
+    def spell(self, case: PagedCase) -> dict[str, Any]:
+        ragged = case.qo_indptr is not None
+        return {
+            "query": case.q if ragged else spelling.rows_of(case),
+            "cum_seq_lens_q": case.qo_indptr,
+            "kv_cache": spelling.one_head(spelling.joined(case))[:, None],
+            "kv_lora_rank": case.head_dim_v,
+            "qk_rope_head_dim": case.q.shape[-1] - case.head_dim_v,
+            "block_tables": case.block_table,
+            "seq_lens": case.seq_lens,
+            "sinks": case.sinks,
+            **spelled_scales(case),
+        }
+
+    def judges_lse(self, case: PagedCase) -> bool:
+        return case.sinks is None
+
+
+class SparseDecode(Dialect):
+    """trtllm_batch_decode_with_kv_cache_mla with sparse_mla_top_k: block_tables [b, q_len, topk] are slots, -1 none.
+
+    seq_lens then change nothing: a selection says all that is seen.
+    """
+
+    name = "flashinfer-trtllm-sparse"
+    call = "trtllm_batch_decode_with_kv_cache_mla"
+    source = SOURCE
+    arguments = {
+        "query": tensor("b q_len h d", "bf16 f16 e4m3"),
+        "kv_cache": tensor("pages page d | pages 1 page d", "bf16 f16 e4m3"),
+        "kv_lora_rank": value(int),
+        "qk_rope_head_dim": value(int),
+        "block_tables": tensor("b q_len topk", "i32"),
+        "sparse_mla_top_k": value(int, 0),
+        "bmm1_scale": value(float, 1.0),
+        "bmm2_scale": value(float, 1.0),
+        "sinks": tensor("h", "f32", None),
+    }
+    launch = (*LAUNCH, "seq_lens", "uses_shared_paged_kv_idx")
+    fixed = {"skip_softmax_threshold_scale_factor": None}
+    limits = {"page": (32, 64), "d": (576, 320, 512)}
+    called = {**SCALES, "q": "query", "topk_indices": "block_tables"}
+    masks = "indices"
+    out_axes = "b q_len h kv_lora_rank"
+    lse, lse_axes, lse_base = "lse", "t h", "2"
+
+    def canonical(self, given: Given) -> dict[str, Any]:
+        _widths(given)
+        count, columns = given.sparse_mla_top_k, given.sizes["topk"]
+        if count != columns:
+            raise InputError(f"sparse_mla_top_k is {count}, expected {columns} as block_tables has it")
+        return {
+            "q": given.query,
+            "kv_cache": cache_view(given.kv_cache, "PKSD") if given.kv_cache.ndim == 4 else given.kv_cache,
+            "topk_indices": given.block_tables,
+            "topk_by": "slot",
+            "sinks": given.sinks,
+            "head_dim_v": given.kv_lora_rank,
+            "causal": False,
+            **scales(given),
+        }
+
+    def spell(self, case: PagedCase) -> dict[str, Any]:
+        indices = spelling.batched(case, spelling.by_slot(case, case.topk_indices, case.topk_length))
+        return {
+            "query": spelling.rows_of(case),
+            "kv_cache": spelling.one_head(spelling.joined(case)),
+            "kv_lora_rank": case.head_dim_v,
+            "qk_rope_head_dim": case.q.shape[-1] - case.head_dim_v,
+            "block_tables": indices,
+            "sparse_mla_top_k": 0 if indices is None else indices.shape[-1],
+            "sinks": case.sinks,
+            **spelled_scales(case),
+        }
+
+    def judges_lse(self, case: PagedCase) -> bool:
+        return case.sinks is None
+
+
+class TwoCaches(Dialect):
+    """trtllm_batch_decode_sparse_mla_dsv4: rows of 512 that are key and value, a window's cache and a compressed one.
+
+    The first 128 columns of sparse_indices are slots of swa_kv_cache, the others of compressed_kv_cache;
+    sparse_topk_lens of each query counts those 128 as well. No LSE.
+    """
+
+    name = "flashinfer-dsv4"
+    call = "trtllm_batch_decode_sparse_mla_dsv4"
+    source = SOURCE
+    arguments = {
+        "query": tensor("b q_len h 512", "bf16"),
+        "swa_kv_cache": tensor("swa_pages 1 swa_page 512", "bf16"),
+        "compressed_kv_cache": tensor("pages 1 page 512", "bf16"),
+        "sparse_indices": tensor("b q_len topk", "i32"),
+        "sparse_topk_lens": tensor("b q_len", "i32"),
+        "bmm1_scale": value(float, 1.0),
+        "bmm2_scale": value(float, 1.0),
+        "sinks": tensor("h", "f32", None),
+    }
+    launch = ("workspace_buffer", "seq_lens", "out", "enable_pdl")
+    fixed = {"kv_layout": "HND"}
+    limits = {"h": (8, 16, 32, 64, 128)}
+    called = {
+        **SCALES, "q": "query", "kv_cache": "swa_kv_cache", "extra_kv_cache": "compressed_kv_cache",
+        "topk_indices": "sparse_indices", "extra_topk_indices": "sparse_indices", "topk_length": "sparse_topk_lens",
+    }  # fmt: skip
+    masks = "indices; sparse_topk_lens of the query"
+    out_axes = "b q_len h 512"
+
+    def canonical(self, given: Given) -> dict[str, Any]:
+        main, main_length, extra, extra_length = split_selection(given.sparse_indices, given.sparse_topk_lens, 128)
+        return {
+            "q": given.query,
+            "kv_cache": cache_view(given.swa_kv_cache, "PKSD"),
+            "topk_indices": main,
+            "topk_length": main_length,
+            "extra_kv_cache": cache_view(given.compressed_kv_cache, "PKSD"),
+            "extra_topk_indices": extra,
+            "extra_topk_length": extra_length,
+            "topk_by": "slot",
+            "sinks": given.sinks,
+            "head_dim_v": 512,
+            "causal": False,
+            **scales(given),
+        }
+
+    def spell(self, case: PagedCase) -> dict[str, Any]:
+        main, extra = (spelling.batched(case, x) for x in (case.topk_indices, case.extra_topk_indices))
+        if main is None or extra is None or main.shape[-1] != 128 or case.topk_length is not None:
+            raise InputError("topk_indices are not 128 whole columns before those of a second cache")
+        indices, lengths = join_selection(main, extra, _of_queries(case))
+        return {
+            "query": spelling.rows_of(case),
+            "swa_kv_cache": spelling.one_head(spelling.joined(case))[:, None],
+            "compressed_kv_cache": case.extra_kv_cache[:, None],
+            "sparse_indices": indices,
+            "sparse_topk_lens": lengths,
+            "sinks": case.sinks,
+            **spelled_scales(case),
+        }
+
+
+def _of_queries(case: PagedCase) -> Array | None:
+    """extra_topk_length of every query [B, T]."""
+    length = case.extra_topk_length
+    if length is not None and length.shape != case.q.shape[:-2]:
+        return np.broadcast_to(length[:, None], (len(length), spelling.tokens_of(case)))
+    return spelling.batched(case, length)
+
+
+def _widths(given: Given) -> None:
+    if given.kv_lora_rank + given.qk_rope_head_dim != given.sizes["d"]:
+        raise InputError(
+            f"kv_lora_rank is {given.kv_lora_rank} and qk_rope_head_dim {given.qk_rope_head_dim},"
+            f" expected {given.sizes['d']} together, the width of kv_cache"
+        )
+
+
+DIALECTS = (Decode(), SparseDecode(), TwoCaches())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT-LLM's attention operation in its MLA generation phase.
+
+Read from NVIDIA/TensorRT-LLM, one stored version (2026): tests/unittest/_torch/attention/test_attention_mla.py. The
+pool is an array here; the operation takes a pointer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Array
+from ..cache_layouts import cache_view, from_cache_view
+from ..cases import PagedCase
+from ..checks import arguments_named
+from ..errors import InputError
+from ..layouts import fold_heads, unfold_heads
+from ..tables import from_block_offsets, to_block_offsets
+from . import spelling
+from .arguments import Given, tensor, value
+from .dialect import Dialect
+
+
+class Generation(Dialect):
+    """Heads folded into the rows of query and output, block offsets with a plane for keys and one for values.
+
+    The scale is 1/(q_scaling sqrt(qk_nope_head_dim + qk_rope_head_dim)). No LSE.
+    """
+
+    name = "tensorrt-llm"
+    call = "attention"
+    source = "NVIDIA/TensorRT-LLM tests/unittest/_torch/attention/test_attention_mla.py"
+    arguments = {
+        "q": tensor("t h*d", "bf16 f16"),
+        "kv_cache_pool": tensor("blocks 1 tokens_per_block 1 d", "=q"),
+        "kv_cache_block_offsets": tensor("b 2 max_blocks", "i32"),
+        "sequence_length": tensor("b", "i32"),
+        "num_heads": value(int),
+        "kv_lora_rank": value(int),
+        "qk_nope_head_dim": value(int),
+        "qk_rope_head_dim": value(int),
+        "q_scaling": value(float, 1.0),
+        "predicted_tokens_per_seq": value(int, 1),
+        "tokens_per_block": value(int, None, size="tokens_per_block"),
+    }
+    limits = {"tokens_per_block": (32, 64)}
+    called = {"kv_cache": "kv_cache_pool", "seq_lens": "sequence_length", "head_dim_v": "kv_lora_rank"}
+    masks = "length; causal bottom-right"
+    out, out_axes = "output", "t h*kv_lora_rank"
+
+    def canonical(self, given: Given) -> dict[str, Any]:
+        tokens, latent, rope = given.predicted_tokens_per_seq, given.kv_lora_rank, given.qk_rope_head_dim
+        if tokens < 1 or given.sizes["t"] != given.sizes["b"] * tokens:
+            raise InputError(f"q has {given.sizes['t']} rows, expected {given.sizes['b']} x predicted_tokens_per_seq")
+        if latent + rope != given.sizes["d"]:
+            raise InputError(f"kv_lora_rank is {latent}, expected {given.sizes['d']} with qk_rope_head_dim {rope}")
+        with arguments_named(block_offsets="kv_cache_block_offsets", seq_lens="sequence_length"):
+            table = from_block_offsets(
+                given.kv_cache_block_offsets, given.sequence_length, block_size=given.sizes["tokens_per_block"]
+            )
+        q = unfold_heads(given.q, given.num_heads)
+        return {
+            "q": q.reshape(given.sizes["b"], tokens, *q.shape[1:]),
+            "kv_cache": cache_view(given.kv_cache_pool, "P1SKD"),
+            **table._asdict(),
+            "softmax_scale": spelling.scaled_root(given.q_scaling, given.qk_nope_head_dim + rope),
+            "head_dim_v": latent,
+            "causal": True,
+        }
+
+    def spell(self, case: PagedCase) -> dict[str, Any]:
+        """qk_nope_head_dim is 128, DeepSeek's; q_scaling is what gives the scale, where a number does."""
+        rope = case.q.shape[-1] - case.head_dim_v
+        return {
+            "q": fold_heads(spelling.rows_of(case, "N")),
+            "kv_cache_pool": from_cache_view(spelling.one_head(spelling.joined(case)), "P1SKD"),
+            "kv_cache_block_offsets": np.ascontiguousarray(to_block_offsets(case.block_table)),
+            "sequence_length": case.seq_lens,
+            "num_heads": case.q.shape[-2],
+            "kv_lora_rank": case.head_dim_v,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": rope,
+            "q_scaling": spelling.scaling_of(case.softmax_scale, 128 + rope),
+            "predicted_tokens_per_seq": spelling.tokens_of(case),
+        }
+
+    def lay_out(self, case: PagedCase, out: Array) -> Array:
+        return fold_heads(out.reshape(math.prod(out.shape[:-2]), *out.shape[-2:]))
+
+
+DIALECTS = (Generation(),)
