@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     case = commands.add_parser("case", help="generate the case an id stands for")
     case.add_argument("id", help="e.g. paged:geometry=glm-5.2,lens=4096,dtype=bf16,seed=7")
     case.add_argument("-o", "--out", required=True, metavar="FILE", help="the case file to write")
+    case.add_argument("--dialect", metavar="NAME", help="write the arguments of an engine's call instead")
 
     run = commands.add_parser("run", help="compute the expected results of a case")
     run.add_argument("case", help="a case file, a folder with manifest.json, or an id")
@@ -55,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--backend", default="auto", help="auto, strict, fast, cuda or ptx")
     run.add_argument("--kernel", help="of cuda and ptx, for paged: scalar or mma")
     run.add_argument("--out-dtype", metavar="DTYPE", help="round out to f32, f16 or bf16")
+    _add_dialect(run)
 
     check = commands.add_parser("check", help="compare actual results with the f64 truth")
     check.add_argument("case", help="a case file, a folder with manifest.json, or an id")
@@ -69,16 +71,22 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--complete", action="store_true", help="a result that is missing, such as lse, fails")
     check.add_argument("--diagnose", action="store_true", help="say what a failing kernel computed instead")
     check.add_argument("--blind", action="store_true", help="say which wrong functions this case cannot tell")
+    _add_dialect(check)
 
     diagnose = commands.add_parser("diagnose", help="say what a kernel computed instead")
     diagnose.add_argument("case", help="a case file, a folder with manifest.json, or an id")
     diagnose.add_argument("actual", help="a result file: out, and lse if there is one")
     diagnose.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
+    _add_dialect(diagnose)
 
     explain = commands.add_parser("explain", help="say what a case is, computing nothing")
     explain.add_argument("case", help="a case file, a folder with manifest.json, or an id")
     explain.add_argument("--blind", action="store_true", help="compute which wrong functions this case cannot tell")
     explain.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
+    _add_dialect(explain)
+
+    dialects = commands.add_parser("dialects", help="the engines' calls known, and what each takes and returns")
+    dialects.add_argument("--json", action="store_true", help="one JSON object in the place of a table")
 
     mutants = commands.add_parser("mutants", help="the wrong functions known, and what a case shows of them")
     mutants.add_argument("case", nargs="?", help="a case file, a folder with manifest.json, or an id")
@@ -94,6 +102,10 @@ def parser() -> argparse.ArgumentParser:
     info.add_argument("--include-dir", action="store_true", help="print the folder of mla_oracle.hpp, nothing else")
     _add_ptx(commands)
     return top
+
+
+def _add_dialect(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--dialect", metavar="NAME", help="files are an engine's call and its results: see dialects")
 
 
 def _add_ptx(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -176,7 +188,7 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
         return 0, __version__
     match args.command:
         case "case":
-            return 0, commands.make_case(args.id, args.out)
+            return 0, commands.make_case(args.id, args.out, dialect=args.dialect)
         case "run":
             return 0, commands.run(
                 args.case,
@@ -185,11 +197,12 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
                 backend=args.backend,
                 kernel=args.kernel,
                 out_dtype=args.out_dtype,
+                dialect=args.dialect,
             )
         case "check":
             from .rules import in_words
 
-            asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind", "complete", "stages")
+            asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind", "complete", "stages", "dialect")
             how = {name: getattr(args, name) for name in asked}
             verdict = commands.check(args.case, args.actual, **how)
             _say(f"{verdict['verdict']}: {verdict['case']}: {verdict['reason']}")
@@ -203,15 +216,17 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
             _say_blind(verdict.get("discrimination"))
             return int(verdict["verdict"] == "fail"), verdict
         case "diagnose":
-            found = commands.diagnose(args.case, args.actual, numerics=args.numerics)
+            found = commands.diagnose(args.case, args.actual, numerics=args.numerics, dialect=args.dialect)
             _say_diagnosis(found)
             return 0, found
         case "explain":
-            plan = commands.explain(args.case, blind=args.blind, numerics=args.numerics)
+            plan = commands.explain(args.case, blind=args.blind, numerics=args.numerics, dialect=args.dialect)
             for sentence in plan["meaning"]:
                 _say(sentence)
             _say_blind(plan.get("discrimination"))
             return 0, plan
+        case "dialects":
+            return 0, commands.dialects() if args.json else commands.dialects_table()
         case "mutants":
             return 0, commands.mutants(args.case) if args.json else commands.mutants_table(args.case)
         case "suite":

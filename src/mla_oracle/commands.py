@@ -6,22 +6,67 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .cases import Case
 from .errors import InputError
 
+if TYPE_CHECKING:
+    from .dialects.files import Call
+
 JSON = dict[str, Any]
 
 
-def make_case(case_id: str, out: str) -> JSON:
-    """Generate the case `case_id` into the file `out`."""
+def make_case(case_id: str, out: str, *, dialect: str | None = None) -> JSON:
+    """Generate the case `case_id` into the file `out`: a case, or the call of `dialect` that asks the same."""
     from .exchange import write_case
     from .inputs import generate
 
     case = generate(case_id)
-    write_case(out, case)
-    return {"case": case.name, "kind": case.kind, "file": str(out), "tensors": describe(case.tensors())}
+    answer: JSON = {"case": case.name, "kind": case.kind, "file": str(out)}
+    if dialect is None:
+        write_case(out, case)
+        return {**answer, "tensors": describe(case.tensors())}
+    from .dialects import files, get
+
+    spoken = get(dialect)
+    arguments = files.write_call(out, spoken, case)
+    tensors = {name: value for name, value in arguments.items() if spoken.arguments[name].is_tensor}
+    values = {name: value for name, value in arguments.items() if name not in tensors}
+    return {**answer, "dialect": dialect, "call": spoken.call, "tensors": describe(tensors), "values": _plain(values)}
+
+
+def dialects() -> JSON:
+    """Every dialect: what its call takes and returns."""
+    from .dialects import table
+
+    return table.describe()
+
+
+def dialects_table() -> str:
+    """`dialects` as a table of markdown."""
+    from .dialects import table
+
+    return table.table()
+
+
+def _load(source: str, dialect: str | None) -> tuple[Case, Call | None]:
+    """The case of a file or an id, and the call it is in a dialect."""
+    from .exchange import load_case
+
+    if dialect is None:
+        return load_case(source), None
+    from .dialects.files import load_call
+
+    call = load_call(source, dialect)
+    return call.case, call
+
+
+def _results(call: Call | None, actual: str) -> dict[str, Any]:
+    """The results in a file, as the case has them."""
+    from .exchange import read_result
+
+    return read_result(actual) if call is None else call.results(actual)
 
 
 def run(
@@ -32,14 +77,14 @@ def run(
     backend: str = "auto",
     out_dtype: str | None = None,
     kernel: str | None = None,
+    dialect: str | None = None,
 ) -> JSON:
-    """Compute the expected results of a case (file or id), and write them to `out` if given.
-
-    Of a layer case, every stage.
+    """Compute the expected results of a case (file or id), and write them to `out` if given; in a dialect, as its call
+    returns them; of a layer case, every stage.
     """
     from .exchange import is_layer_case
 
-    if is_layer_case(source):
+    if dialect is None and is_layer_case(source):
         from .layer import command
 
         if out_dtype is not None or kernel is not None:
@@ -48,14 +93,14 @@ def run(
     from .backends import KERNELS
     from .checks import choice
     from .dtypes import STORED, round_to
-    from .exchange import load_case, write_result
+    from .exchange import write_result
     from .oracle import backend_of, expected, kernel_of
 
     if out_dtype is not None:
         choice("out_dtype", out_dtype, STORED)
     if precision is None:
         precision = "f32" if backend in KERNELS else "f64"
-    case = load_case(source)
+    case, call = _load(source, dialect)
     if out is not None and os.path.exists(out) and os.path.exists(source) and os.path.samefile(source, out):
         raise InputError(f"the result file {out} is the case file, expected another name")
     start = time.perf_counter()
@@ -64,6 +109,8 @@ def run(
     used = backend_of(case, backend)
     if out_dtype is not None:
         results = {name: round_to(r, out_dtype) if name.endswith("out") else r for name, r in results.items()}
+    if call is not None:
+        results = call.dialect.of_case(case, results)
     answer = {
         "case": case.name,
         "kind": case.kind,
@@ -76,6 +123,7 @@ def run(
     }
     if out is not None:
         about = {"case": case.name, "precision": precision, "backend": used}
+        about |= {} if dialect is None else {"dialect": dialect}
         write_result(out, results, about)
     return answer
 
@@ -93,27 +141,27 @@ def check(
     blind: bool = False,
     complete: bool = False,
     stages: bool = False,
+    dialect: str | None = None,
 ) -> JSON:
     """The verdict on the results in the file `actual` against the f64 truth of the case.
 
     `rules`, `tol`, `atol`, `rtol`: say what they would have said; none decides.
     `diagnose`: say what a failing kernel computed instead; `blind`: say which wrong functions the case cannot tell;
-    `complete`: a result that is missing fails; `stages`: the case is a layer case, the results its stages.
+    `complete`: a result that is missing fails; `stages`: the case is a layer case, the results its stages; `dialect`:
+    case and results are a call's and what it returned.
     """
     if stages:
         from .layer import command
 
-        given = {"tol": tol, "atol": atol, "rtol": rtol, "rules": rules}
+        given = {"tol": tol, "atol": atol, "rtol": rtol, "rules": rules, "dialect": dialect}
         for name, value in (given | {"diagnose": diagnose, "blind": blind, "complete": complete}).items():
             if value not in (None, False):
                 raise InputError(f"{name} is given with stages, expected numerics alone")
         verdict: JSON = _plain(command.check(source, actual, numerics=numerics))
         return verdict
-    from .exchange import load_case, read_result
-
-    case = load_case(source)
+    case, call = _load(source, dialect)
     how: JSON = {"tol": tol, "atol": atol, "rtol": rtol, "numerics": numerics, "rules": rules, "complete": complete}
-    return compare_with_truth(case, read_result(actual), diagnose=diagnose, blind=blind, **how)
+    return compare_with_truth(case, _results(call, actual), diagnose=diagnose, blind=blind, **how)
 
 
 def compare_with_truth(
@@ -154,13 +202,12 @@ def untold(case: Case) -> JSON | None:
     return {"case": case.name, "named": False, "summary": said, "facts": [], "classes": [], "tested": 0}
 
 
-def diagnose(source: str, actual: str, *, numerics: str | None = None) -> JSON:
+def diagnose(source: str, actual: str, *, numerics: str | None = None, dialect: str | None = None) -> JSON:
     """What the kernel that wrote the results in the file `actual` computed instead, whatever a verdict would say."""
-    from .exchange import load_case, read_result
     from .oracle import expected
 
-    case = load_case(source)
-    return _diagnosis(case, read_result(actual), expected(case, precision="f64"), numerics)
+    case, call = _load(source, dialect)
+    return _diagnosis(case, _results(call, actual), expected(case, precision="f64"), numerics)
 
 
 def _diagnosis(case: Case, given: JSON, truth: JSON, numerics: str | None) -> JSON:
@@ -178,20 +225,21 @@ def _diagnosis(case: Case, given: JSON, truth: JSON, numerics: str | None) -> JS
     return answer
 
 
-def explain(source: str, *, blind: bool = False, numerics: str | None = None) -> JSON:
+def explain(
+    source: str, *, blind: bool = False, numerics: str | None = None, dialect: str | None = None
+) -> JSON:
     """What a case is and how it would be computed; nothing is computed, but for what it is `blind` to."""
-    from .exchange import load_case
     from .meaning import meaning, result_shapes
     from .oracle import backend_of, check_shapes
 
-    case = load_case(source)
+    case, call = _load(source, dialect)
     check_shapes(case)
     answer = {
         "case": case.name,
         "kind": case.kind,
         "tensors": describe(case.tensors()),
         "conventions": _plain(case.conventions()),
-        "results": result_shapes(case),
+        "results": result_shapes(case) if call is None else call.dialect.shapes(case),
         "meaning": meaning(case),
         "backend": backend_of(case),
     }

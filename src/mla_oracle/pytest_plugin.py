@@ -7,7 +7,13 @@
 
 `mla_case` runs over the ids given by --mla-case, or by `@pytest.mark.parametrize("mla_case", [...], indirect=True)`, or
 over a few hostile paged cases; an id may ask for selections, windows, sinks, formats ("paged:...,topk=64"), and
-mla_case.extensions() names what of a case is not plain. `mla_suite` is the same over the cases of a whole suite, which
+mla_case.extensions() names what of a case is not plain. In the words of an engine (`mla-oracle dialects`):
+
+    call = mla_oracle.call(mla_case, "flashmla-dense")
+    out, lse = flash_mla_with_kvcache(**call.arguments)
+    call.check(out=out, lse=lse)
+
+ `mla_suite` is the same over the cases of a whole suite, which
 --mla-suite names.
 """
 
@@ -102,6 +108,28 @@ def mla_case(request: pytest.FixtureRequest) -> Any:
     return load_case(request.param)
 
 
+class Call:
+    """A case as the call of a dialect: its arguments by name, and an assertion on what it returned."""
+
+    def __init__(self, oracle: Oracle, case: Any, dialect: str) -> None:
+        from dataclasses import replace
+
+        from .dialects import get
+
+        self.oracle, self.dialect = oracle, get(dialect)
+        self.arguments = self.dialect.from_case(case)
+        self.case = replace(self.dialect.to_case(**self.arguments), id=case.id)
+
+    def expected(self, *, precision: str = "f64") -> dict[str, Any]:
+        """What the call returns, by name."""
+        return self.dialect.of_case(self.case, self.oracle.expected(self.case, precision=precision))
+
+    def check(self, *, numerics: Any = None, **results: Any) -> Any:
+        """Assert that the call's results, by their own names, are right; the verdict."""
+        __tracebackhide__ = True
+        return self.oracle.check(self.case, numerics=numerics, **self.dialect.read(self.case, results))
+
+
 class Oracle:
     """What the fixture `mla_oracle` gives: expected results, and an assertion on actual ones."""
 
@@ -113,6 +141,10 @@ class Oracle:
         from .oracle import expected
 
         return expected(case, precision=precision)
+
+    def call(self, case: Any, dialect: str) -> Call:
+        """`case` as an engine calls for it. Raises UnsupportedError where the dialect cannot say it."""
+        return Call(self, case, dialect)
 
     def check(self, case: Any, out: Any, lse: Any = None, *, numerics: Any = None, **others: Any) -> Any:
         """Assert that `out` (and `lse`, and other results by name) are right; the verdict.

@@ -20,18 +20,20 @@ from .errors import InputError, OracleError
 
 # op -> (function, request keys by the function's argument names)
 OPERATIONS: dict[str, tuple[Any, dict[str, str]]] = {
-    "case": (commands.make_case, {"case_id": "case", "out": "out"}),
+    "case": (commands.make_case, {"case_id": "case", "out": "out", "dialect": "dialect"}),
     "run": (commands.run, {"source": "case", "out": "out", "precision": "precision", "backend": "backend",
-                           "out_dtype": "out_dtype", "kernel": "kernel"}),
+                           "out_dtype": "out_dtype", "kernel": "kernel", "dialect": "dialect"}),
     "check": (commands.check, {"source": "case", "actual": "actual", "tol": "tol", "atol": "atol", "rtol": "rtol",
                                "numerics": "numerics", "rules": "rules", "diagnose": "diagnose", "blind": "blind",
-                               "complete": "complete", "stages": "stages"}),
-    "diagnose": (commands.diagnose, {"source": "case", "actual": "actual", "numerics": "numerics"}),
-    "explain": (commands.explain, {"source": "case", "blind": "blind", "numerics": "numerics"}),
+                               "complete": "complete", "stages": "stages", "dialect": "dialect"}),
+    "diagnose": (commands.diagnose, {"source": "case", "actual": "actual", "numerics": "numerics",
+                                     "dialect": "dialect"}),
+    "explain": (commands.explain, {"source": "case", "blind": "blind", "numerics": "numerics", "dialect": "dialect"}),
+    "dialects": (commands.dialects, {}),
     "info": (commands.info, {}),
 }
 REQUIRED = {"case": ("case", "out"), "run": ("case",), "check": ("case", "actual"), "diagnose": ("case", "actual"),
-            "explain": ("case",), "info": ()}
+            "explain": ("case",), "dialects": (), "info": ()}
 
 
 def serve(requests: IO[bytes], answers: IO[str]) -> int:

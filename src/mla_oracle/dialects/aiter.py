@@ -24,7 +24,8 @@ from .dialect import Dialect
 class Decode(Dialect):
     """mla_decode_fwd: tokens in a row, CSR pages of one token unless page_size is given, causal bottom-right always.
 
-    sm_scale is 1/sqrt(576), the row's width, unless given; o, where it is given, says the width of a value, else 512. LSE natural; a request without tokens gives 0/0.
+    sm_scale is 1/sqrt(576), the row's width, unless given; o, where it is given, says the width of a value, else 512.
+    LSE natural; a request without tokens gives 0/0.
     """
 
     name = "aiter"

@@ -41,6 +41,7 @@ class Dialect:
     fixed: ClassVar[Mapping[str, Any]] = {}  # arguments that have one value here, which need not be given
     limits: ClassVar[Limits] = {}
     called: ClassVar[Mapping[str, str]] = {}  # fields of the case that messages call otherwise
+    itself: ClassVar[str] = ""  # what the call decides whatever it is given, in words
     masks: ClassVar[str] = ""  # what decides which keys are seen, in words
     # What the call returns.
     out: ClassVar[str] = "out"
@@ -132,28 +133,30 @@ class Dialect:
         return named
 
     def lay_out(self, case: Any, out: Array) -> Array:
-        """out [*rows, H, V] in the call's layout."""
+        """out [*rows, H, V] in the call's layout, which has its elements in the same order."""
         return out
 
     def lay_lse(self, lse: Array) -> Array:
         """lse, its axes those of the case, in the call's layout."""
         return lse.reshape(-1, lse.shape[-1]) if self.lse_axes == "t h" else lse
 
-    def take_out(self, out: Array, shape: tuple[int, ...]) -> Array:
-        """The other way round: out as the case has it, of this shape."""
-        return out.reshape(shape)
-
     def judges_lse(self, case: Any) -> bool:
         """Whether the call says what its LSE is of such a case."""
         return True
+
+    def shapes(self, case: Any) -> dict[str, list[int]]:
+        """The shape of every result of the call."""
+        from ..meaning import result_shapes
+
+        blank = {name: np.broadcast_to(np.float32(0), shape) for name, shape in result_shapes(case).items()}
+        return {name: list(result.shape) for name, result in self.of_case(case, blank).items()}
 
     def read(self, case: Any, results: Mapping[str, object]) -> dict[str, Array]:
         """out and lse of the case, of what the call returned. Raises InputError for another name or shape."""
         from ..meaning import result_shapes
 
         shapes = {name: tuple(shape) for name, shape in result_shapes(case).items()}
-        blank = {name: np.broadcast_to(np.float32(0), shapes.get(name, ())) for name in ("out", "lse")}
-        expected = self.results(case, Attention(**blank))
+        expected = self.shapes(case)
         for name in results:
             if name not in expected and name not in (*self.unjudged, self.lse):
                 known = ", ".join((*expected, *self.unjudged))
@@ -165,10 +168,10 @@ class Dialect:
             if results.get(name) is None:
                 continue
             array = as_array(name, results[name])
-            if array.shape != wanted.shape:
-                raise InputError(f"{name} is {list(array.shape)}, expected {list(wanted.shape)}")
+            if list(array.shape) != wanted:
+                raise InputError(f"{name} is {list(array.shape)}, expected {wanted}")
             own = "out" if name == self.out else "lse"
-            taken[own] = self.take_out(array, shapes[own]) if own == "out" else array.reshape(shapes[own])
+            taken[own] = array.reshape(shapes[own])
         return self._without_nan(case, taken) if self.empty_out == "nan" else taken
 
     def _without_nan(self, case: Any, taken: dict[str, Array]) -> dict[str, Array]:
@@ -182,12 +185,11 @@ class Dialect:
 
     def run(self, *, precision: str = "f64", backend: str = "auto", **arguments: Any) -> dict[str, Array]:
         """The results of a call, in the call's layout, f64 (or f32 in precision "f32")."""
-        case = self.to_case(**arguments)
-        return self.expected(case, precision=precision, backend=backend)
-
-    def expected(self, case: Case, **how: Any) -> dict[str, Array]:
-        """The results of a case in the call's layout."""
         from ..oracle import expected
 
-        found = expected(case, **how)
-        return self.results(case, Attention(found["out"], found.get("lse", np.empty(0))))
+        case = self.to_case(**arguments)
+        return self.of_case(case, expected(case, precision=precision, backend=backend))
+
+    def of_case(self, case: Case, results: Mapping[str, Array]) -> dict[str, Array]:
+        """The results of a case, as the call returns them."""
+        return self.results(case, Attention(results["out"], results.get("lse", np.empty(0))))

@@ -12,7 +12,7 @@ A result file has the call's results under the call's own names, with or without
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from ..arrays import Array
 from ..cases import Case, format_convention, parse_bool, parse_float
 from ..errors import InputError
-from ..exchange import read_result, write_result
+from ..exchange import CASE_SCHEMA, load_case, read_result
 from ..tensorfile import read_tensors, write_tensors
 from . import get
 from .dialect import Dialect
@@ -54,39 +54,32 @@ def write_call(path: str | Path, dialect: Dialect, case: Case) -> dict[str, Any]
     return arguments
 
 
-def read_call(path: str | Path, name: str | None = None) -> Call:
-    """The call in the file `path`; of the dialect `name`, where one is named. Raises InputError."""
-    tensors, metadata = read_tensors(Path(path))
-    if metadata.get("schema") != CALL_SCHEMA:
-        raise InputError(f"{path}: schema is {metadata.get('schema')!r}, expected {CALL_SCHEMA!r}")
-    said = metadata.get("dialect", name)
-    if name is not None and said != name:
-        raise InputError(f"{path}: dialect is {said!r}, expected {name!r}")
-    if said is None:
-        raise InputError(f"{path}: metadata dialect is missing")
-    dialect = get(said)
+def load_call(source: str | Path, name: str) -> Call:
+    """The call of dialect `name` in a file, or that of a case: a case file or an id. Raises InputError, and
+    UnsupportedError for a case that the dialect cannot say.
+    """
+    dialect = get(name)
+    if os.path.isfile(source):
+        tensors, metadata = read_tensors(Path(source))
+        if metadata.get("schema") != CASE_SCHEMA:
+            return _call(Path(source), dialect, tensors, metadata)
+    case = load_case(source)
+    return Call(dialect, dataclasses.replace(dialect.to_case(**dialect.from_case(case)), id=case.id))
+
+
+def _call(path: Path, dialect: Dialect, tensors: dict[str, Array], metadata: dict[str, str]) -> Call:
+    for key, wanted in (("schema", CALL_SCHEMA), ("dialect", dialect.name)):
+        if metadata.get(key) != wanted:
+            raise InputError(f"{path}: {key} is {metadata.get(key)!r}, expected {wanted!r}")
     left = {key: text for key, text in metadata.items() if key not in ("schema", "dialect", "case")}
+    identity = metadata.get("case")
     try:
+        if not (identity or "").isprintable():
+            raise InputError(f"metadata case is {identity!r}, expected printable characters")
         case = dialect.to_case(**tensors, **_values(dialect, left, tensors))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    identity = metadata.get("case")
-    if identity is not None and not identity.isprintable():
-        raise InputError(f"{path}: metadata case is {identity!r}, expected printable characters")
     return Call(dialect, dataclasses.replace(case, id=identity))
-
-
-def is_call(path: str | Path) -> bool:
-    """Whether `path` is a file with a call, as far as its metadata can be read."""
-    try:
-        return read_tensors(Path(path))[1].get("schema") == CALL_SCHEMA
-    except InputError:
-        return False
-
-
-def write_results(path: str | Path, dialect: Dialect, results: Mapping[str, Array], about: dict[str, str]) -> None:
-    """Write a call's results to the file `path`, whole or not at all. Raises InputError."""
-    write_result(path, dict(results), {"dialect": dialect.name, **about})
 
 
 def _values(dialect: Dialect, metadata: dict[str, str], tensors: dict[str, Array]) -> dict[str, Any]:

@@ -159,6 +159,7 @@ class Cutlass(Dialect):
     }
     launch = ("out", "return_lse", "profiler_buffer")
     limits = {"page_size": (16, 32, 64, 128)}
+    itself = "scale 1/sqrt(192)"
     called = {"kv_cache": "ckv_cache", "seq_lens": "kv_len", "block_table": "page_table"}
     masks = "length"
     out_axes = "b h 512"

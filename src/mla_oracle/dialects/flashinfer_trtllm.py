@@ -25,7 +25,8 @@ from .dialect import Dialect
 
 SOURCE = "flashinfer-ai/flashinfer fb28d72 flashinfer/mla/_core.py"
 LAUNCH = (
-    "workspace_buffer", "qk_nope_head_dim", "max_seq_len", "out", "enable_pdl", "backend", "is_var_seq", "lse", "return_lse", "max_q_len",
+    "workspace_buffer", "qk_nope_head_dim", "max_seq_len", "out", "enable_pdl", "backend", "is_var_seq", "lse",
+    "return_lse", "max_q_len",
 )  # fmt: skip
 SCALES = {"softmax_scale": "bmm1_scale", "output_scale": "bmm2_scale"}
 
@@ -224,13 +225,15 @@ class TwoCaches(Dialect):
 
     def spell(self, case: PagedCase) -> dict[str, Any]:
         main, extra = (spelling.batched(case, x) for x in (case.topk_indices, case.extra_topk_indices))
-        if main is None or extra is None or main.shape[-1] != 128 or case.topk_length is not None:
+        whole = case.topk_length is None or bool((case.topk_length == 128).all())
+        if main is None or extra is None or main.shape[-1] != 128 or not whole:
             raise InputError("topk_indices are not 128 whole columns before those of a second cache")
+        cache = case.extra_kv_cache
         indices, lengths = join_selection(main, extra, _of_queries(case))
         return {
             "query": spelling.rows_of(case),
             "swa_kv_cache": spelling.one_head(spelling.joined(case))[:, None],
-            "compressed_kv_cache": case.extra_kv_cache[:, None],
+            "compressed_kv_cache": None if cache is None else cache[:, None],
             "sparse_indices": indices,
             "sparse_topk_lens": lengths,
             "sinks": case.sinks,
@@ -240,7 +243,7 @@ class TwoCaches(Dialect):
 
 def _of_queries(case: PagedCase) -> Array | None:
     """extra_topk_length of every query [B, T]."""
-    length = case.extra_topk_length
+    length: Array | None = case.extra_topk_length
     if length is not None and length.shape != case.q.shape[:-2]:
         return np.broadcast_to(length[:, None], (len(length), spelling.tokens_of(case)))
     return spelling.batched(case, length)

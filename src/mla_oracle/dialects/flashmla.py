@@ -2,8 +2,8 @@
 """FlashMLA: dense decode, sparse decode of packed fp8 rows (V32 and MODEL1), sparse prefill.
 
 Read from deepseek-ai/FlashMLA 9241ae3: flash_mla/flash_mla_interface.py, csrc/api/dense_decode.h,
-csrc/api/sparse_decode.h, tests/ref.py. An LSE is natural and +inf where a query sees nothing, even with a sink, which it
-never counts; out is 0 there.
+csrc/api/sparse_decode.h, tests/ref.py. An LSE is natural and +inf where a query sees nothing, even with a sink, which
+it never counts; out is 0 there.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """ggml_flash_attn_ext of llama.cpp, and of ik_llama.cpp, whose rows have the rope first.
 
-Read from ggml-org/llama.cpp, one stored version (2026): ggml/include/ggml.h, src/models/deepseek2.cpp (changes 18986 and
+Read from ggml-org/llama.cpp, one stored version (2026): ggml/include/ggml.h, src/models/deepseek2.cpp (changes 18986,
 19067); ikawrakow/ik_llama.cpp, one stored version (2026). An array's axes are ggml's ne from the last to the first.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
 
 from ..arrays import Array, dtype_name
 from ..cases import PagedCase
@@ -44,6 +42,7 @@ class FlashAttnExt(Dialect):
     }
     fixed = {"max_bias": 0.0}
     called = {"kv_cache": "k", "bias": "mask", "softmax_scale": "scale", "softcap": "logit_softcap"}
+    itself = "latent first"
     masks = "mask"
     out, out_axes = "dst", "stream n_tok n_head d_v"
     first = 0  # column of the value
@@ -101,6 +100,7 @@ class Ik(FlashAttnExt):
 
     name = "ik_llama.cpp"
     source = "ikawrakow/ik_llama.cpp ggml/include/ggml.h"
+    itself = "rope first"
     first = 64
 
 

@@ -31,6 +31,7 @@ class MlaInputs(Dialect):
         "w_uk": tensor("n_head d_nope kv_rank", "f32"),
         "w_uv": tensor("n_head d_v kv_rank", "f32"),
     }
+    itself = "scale 1/sqrt(d_nope + d_rope)"
     masks = "causal bottom-right"
     out_axes = "t_q n_head d_v"
 

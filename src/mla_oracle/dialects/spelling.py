@@ -85,7 +85,7 @@ def one_head(cache: Array) -> Array:
 
 
 def values_of(keys: Array, values: Array, name: str) -> tuple[int, int]:
-    """(value_offset, head_dim_v) of `values`, a view of columns of `keys`, or (from a file) a copy of the first ones."""
+    """(value_offset, head_dim_v) of `values`, a view of columns of `keys`, or (from files) a copy of the first ones."""
     try:
         return cache_layouts.value_columns(keys, values)
     except InputError:

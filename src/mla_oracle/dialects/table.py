@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dialects in a table, made of the adapters: what each call takes, with its defaults, and what it returns."""
+"""The dialects in a table, made of the adapters: what each call does where nothing is said, and what it returns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 from typing import Any
 
 from . import NAMES, get
+from .arguments import REQUIRED
 from .dialect import Dialect
 
-HEAD = ("dialect", "call", "tensors", "values and their defaults", "keys seen by", "results", "read from")
+HEAD = ("dialect", "call", "left out, it is", "keys", "out", "lse", "read from")
 
 
 def describe() -> dict[str, Any]:
@@ -21,18 +22,27 @@ def table() -> str:
     """Every dialect as a table of markdown."""
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     for dialect in map(get, NAMES):
-        arguments = dialect.arguments.items()
         cells = (
             f"`{dialect.name}`",
             f"`{dialect.call}`",
-            ", ".join(f"`{name}` {argument.spelling}" for name, argument in arguments if argument.is_tensor),
-            ", ".join(f"`{name}`{argument.spelling}" for name, argument in arguments if not argument.is_tensor),
+            _defaults(dialect),
             dialect.masks,
-            _results(dialect),
+            f"`{dialect.out}` {_axes(dialect.out_axes)}{' or NaN' if dialect.empty_out == 'nan' else ''}",
+            _lse(dialect),
             dialect.source,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _defaults(dialect: Dialect) -> str:
+    """What a call decides where its author does not, and what nobody can change."""
+    given = [
+        f"`{name}` {argument.words or argument.default}"
+        for name, argument in dialect.arguments.items()
+        if argument.words or not (argument.is_tensor or argument.default in (REQUIRED, None))
+    ]
+    return ", ".join([*([dialect.itself] if dialect.itself else []), *given])
 
 
 def _entry(dialect: Dialect) -> dict[str, Any]:
@@ -42,8 +52,8 @@ def _entry(dialect: Dialect) -> dict[str, Any]:
         "tensors": {
             name: {
                 "axes": [list(axes) for axes in argument.axes],
-                "dtypes": [_dtype(dialect, dtype) for dtype in argument.dtypes],
-                "required": argument.default is not None,
+                "dtypes": [dtype.replace("=", "as ") for dtype in argument.dtypes],
+                "required": argument.default is REQUIRED,
             }
             for name, argument in dialect.arguments.items()
             if argument.is_tensor
@@ -55,6 +65,7 @@ def _entry(dialect: Dialect) -> dict[str, Any]:
         },
         "ignored": list(dialect.launch),
         "fixed": dict(dialect.fixed),
+        "itself": dialect.itself,
         "keys": dialect.masks,
         "results": {
             "out": {"name": dialect.out, "axes": dialect.out_axes.split(), "empty": dialect.empty_out},
@@ -70,18 +81,12 @@ def _entry(dialect: Dialect) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _dtype(dialect: Dialect, dtype: str) -> str:
-    return f"as {dtype[1:]}" if dtype.startswith("=") else dtype
-
-
-def _results(dialect: Dialect) -> str:
-    empty = "0 or NaN" if dialect.empty_out == "nan" else "0"
-    out = f"`{dialect.out}` {_axes(dialect.out_axes)}, empty {empty}"
+def _lse(dialect: Dialect) -> str:
     if dialect.lse is None:
-        return out
+        return ""
     sink = ", with the sink" if dialect.sinks_in_lse else ""
     empty = _number(dialect.empty_lse)
-    return f"{out}; `{dialect.lse}` {_axes(dialect.lse_axes)} base {dialect.lse_base}, empty {empty}{sink}"
+    return f"`{dialect.lse}` {_axes(dialect.lse_axes)} base {dialect.lse_base}, empty {empty}{sink}"
 
 
 def _axes(letters: str) -> str:

@@ -48,6 +48,7 @@ class Generation(Dialect):
     }
     limits = {"tokens_per_block": (32, 64)}
     called = {"kv_cache": "kv_cache_pool", "seq_lens": "sequence_length", "head_dim_v": "kv_lora_rank"}
+    itself = "scale 1/(`q_scaling` sqrt(`qk_nope_head_dim` + `qk_rope_head_dim`))"
     masks = "length; causal bottom-right"
     out, out_axes = "output", "t h*kv_lora_rank"
 
