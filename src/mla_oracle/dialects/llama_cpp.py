@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..selections import from_dense, from_mask
 from . import spelling
 from .arguments import Given, tensor, value
-from .dense_rows import gathered, mask_of
+from .dense_rows import dense
 from .dialect import Dialect
 
 Q8_0 = {576: 612, 320: 340}  # columns -> bytes of a row: 34 for each 32
@@ -75,15 +75,14 @@ class FlashAttnExt(Dialect):
         return {"head_dim_v": row_v // 34 * 32, "value_offset": self.first, "cache_format": "q8_0"}
 
     def spell(self, case: PagedCase) -> dict[str, Any]:
-        """Rows nobody owns are 0, as those of a cache that was cleared."""
         if case.cache_format not in (None, "q8_0"):
             raise InputError(f"cache_format is {case.cache_format!r}, expected q8_0 or dense rows")
         packed = case.cache_format is not None
-        keys = gathered(case, case.kv_cache if packed else spelling.joined(case))[:, None]
+        rows, mask = dense(case, case.kv_cache if packed else spelling.joined(case))
+        keys = rows[:, None]
         start, width = self.first, case.head_dim_v
         if packed:
             start, width = start // 32 * 34, width // 32 * 34
-        mask = mask_of(case, keys.shape[2])
         return {
             "q": spelling.rows_of(case).transpose(0, 2, 1, 3),
             "k": keys,

@@ -123,11 +123,11 @@ def scaled_root(scaling: float, width: int) -> float:
     """1/(scaling sqrt(width)), TensorRT-LLM's scale. Raises InputError for a scaling that is not positive."""
     if not 0 < scaling < math.inf or width < 1:
         raise InputError(f"q_scaling is {scaling}, expected a positive finite number")
-    return 1.0 / (scaling * math.sqrt(width))
+    return inverse_root(width) / scaling
 
 
 def scaling_of(scale: float, width: int) -> float:
     """The scaling whose scaled_root is `scale`; the nearest, where no number is."""
-    near = 1.0 / (scale * math.sqrt(width))
-    steps = [near, math.nextafter(near, 0), math.nextafter(near, math.inf), 1.0]
+    near = inverse_root(width) / scale
+    steps = [near, math.nextafter(near, 0), math.nextafter(near, math.inf)]
     return min(steps, key=lambda scaling: abs(scaled_root(scaling, width) - scale))

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What engines disagree about, each as its own call says it: closed forms, where q = 0 makes every weight equal."""
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mla_oracle import generate
+from mla_oracle.dialects import get
+
+BF16 = ml_dtypes.bfloat16
+MLA = "row=576,value=512"
+DECODE = f"paged:heads=4,{MLA},scale=0.0625,dtype=bf16,lens=70+0+64"
+SPARSE = f"{MLA},scale=0.0625,dtype=bf16,lens=70,causal=false,topk=64,topk_by=slot"
+
+
+def said(name, case_id, **changes):
+    """The arguments of a call, some changed: None leaves one out."""
+    arguments = get(name).from_case(generate(case_id)) | changes
+    return {argument: value for argument, value in arguments.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "scale"),
+    [
+        ("flashmla-dense", "softmax_scale", 576**-0.5),
+        ("aiter", "sm_scale", 576**-0.5),
+        ("lmdeploy", "softmax_scale", 576**-0.5),
+        ("flashinfer-trtllm", "bmm1_scale", 1.0),
+        ("tokenspeed", "output_scale", None),
+    ],
+)
+def test_a_scale_that_is_left_out_is_the_calls_own(name, argument, scale):
+    block = {"aiter": 1, "flashinfer-trtllm": 32, "tokenspeed": 32}.get(name, 64)
+    kind = "e4m3" if name == "tokenspeed" else "bf16"
+    arguments = said(name, f"paged:heads=4,{MLA},scale=0.0625,dtype={kind},lens=70+0+64,block={block}")
+    case = get(name).to_case(**{key: value for key, value in arguments.items() if key != argument})
+    assert case.softmax_scale == (0.0625 if scale is None else scale) and case.output_scale is None
+
+
+def test_the_scale_of_a_row_of_512_is_its_own_root():
+    row = f"paged:heads=64,row=512,value=512,{SPARSE.removeprefix(MLA + ',')},format=model1"
+    arguments = said("flashmla-sparse", row, softmax_scale=None)
+    assert get("flashmla-sparse").to_case(**arguments).softmax_scale == 512**-0.5
+
+
+def test_cutlass_has_one_scale_and_nobody_may_ask_for_another():
+    cutlass = get("flashinfer-cutlass")
+    wanted = f"paged:heads=128,{MLA},scale={192**-0.5!r},dtype=bf16,lens=70,block=32"
+    arguments = cutlass.from_case(generate(wanted))
+    assert "scale" not in " ".join(arguments) and cutlass.to_case(**arguments).softmax_scale == 192**-0.5
+    with pytest.raises(Exception, match=f"softmax_scale is 0.0625, it has {192**-0.5!r}"):
+        cutlass.from_case(generate(wanted.replace(repr(192**-0.5), "0.0625")))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "base", "empty"),
+    [
+        ("flashmla-dense", "tokens=1", "e", math.inf),
+        ("flashinfer", "block=16,lse_base=2", "2", -math.inf),
+        ("flashinfer-trtllm", "block=32", "2", -math.inf),
+        ("vllm-triton", "block=16", "e", -math.inf),
+        ("aiter", "block=1", "e", -math.inf),
+        ("tvm", "block=16", "2", -5e4),
+        ("vllm.cpp", "block=16", "e", -math.inf),
+    ],
+)
+def test_the_lse_of_equal_weights_is_the_log_of_their_count_in_the_calls_base(name, options, base, empty):
+    dialect = get(name)
+    found = dialect.run(**said(name, f"{DECODE},inputs=flat,{options}"))[dialect.lse]
+    found = found.reshape(3, 4)
+    log = math.log2 if base == "2" else math.log
+    np.testing.assert_allclose(found[0], log(70), rtol=1e-12)
+    np.testing.assert_allclose(found[2], log(64), rtol=1e-12)
+    assert (found[1] == empty).all()
+
+
+def test_flashinfer_gives_a_natural_lse_where_it_is_asked_to():
+    flashinfer = get("flashinfer")
+    arguments = said("flashinfer", f"{DECODE},inputs=flat,block=16")
+    for natural, log in ((True, math.log), (False, math.log2)):
+        found = flashinfer.run(**arguments | {"return_lse_base_on_e": natural})["lse"]
+        np.testing.assert_allclose(found[0], log(70), rtol=1e-12)
+
+
+def test_a_row_without_keys_is_0_or_may_be_nan_as_the_call_has_it():
+    for name, nan in (("flashmla-dense", False), ("vllm-triton", True), ("sglang-triton", True), ("aiter", True)):
+        dialect = get(name)
+        arguments = said(name, f"{DECODE},block={64 if name == 'flashmla-dense' else 1}")
+        case, found = dialect.to_case(**arguments), dialect.run(**arguments)
+        out = found[dialect.out].reshape(3, 4, 512)
+        assert (np.isnan(out[1]) if nan else out[1] == 0).all() and np.isfinite(out[[0, 2]]).all()
+        for given in (np.nan, 0.0):
+            other = out.copy()
+            other[1] = given
+            read = dialect.read(case, {dialect.out: other.reshape(found[dialect.out].shape)})["out"]
+            assert (np.isnan(read) if np.isnan(given) and not nan else read == 0).reshape(3, -1)[1].all()
+
+
+def flat_sinks(name, sink):
+    """(out, LSE, mean of the values, keys) of 9 equal keys of the first request and a sink, by the call `name`."""
+    heads, form = (8, "fp8_ds_mla,reader=exponent") if name == "flashinfer-sm120" else (64, "fp8_ds_mla")
+    dialect = get(name)
+    arguments = said(name, f"paged:heads={heads},{SPARSE},format={form},inputs=flat,invalid=none,sinks=normal")
+    indices = next(key for key in ("indices", "topk_indices") if key in arguments)
+    slots = np.full_like(arguments[indices], -1)
+    slots[..., ::7] = arguments[indices][..., ::7]  # holes of -1
+    arguments |= {indices: slots, "attn_sink": np.full(heads, sink, np.float32)}
+    plain = {key: value for key, value in arguments.items() if key != "attn_sink"}
+    mean = dialect.run(**plain)[dialect.out].reshape(-1, 512)[0]
+    found = dialect.run(**arguments)
+    return found[dialect.out].reshape(-1, 512)[0], found[dialect.lse].reshape(-1)[0], mean, int((slots >= 0).sum())
+
+
+@pytest.mark.parametrize("sink", [0.0, 3.0, -np.inf, np.inf])
+def test_a_sink_is_in_the_denominator_and_in_the_lse_of_sm120_alone(sink):
+    for name, log in (("flashmla-sparse", math.log), ("flashinfer-sm120", math.log2)):
+        out, lse, mean, n = flat_sinks(name, sink)
+        weight = math.exp(sink) if sink < np.inf else np.inf
+        np.testing.assert_allclose(out, mean * n / (n + weight), rtol=1e-12)
+        counted = n + weight if name == "flashinfer-sm120" else n
+        assert lse == pytest.approx(log(counted) if counted < np.inf else np.inf, rel=1e-12)
+
+
+def test_a_query_that_selects_nothing_has_out_0_even_with_a_sink():
+    for name, empty, heads in (("flashmla-sparse", np.inf, 64), ("flashinfer-sm120", np.float32(-1e30), 8)):
+        dialect = get(name)
+        reader = ",reader=exponent" if heads == 8 else ""
+        arguments = said(name, f"paged:heads={heads},{SPARSE},format=fp8_ds_mla{reader},sinks=normal")
+        found = dialect.run(**arguments | {"indices": np.full_like(arguments["indices"], -1)})
+        assert (found[dialect.out] == 0).all() and (found[dialect.lse].astype(np.float32) == empty).all()
+
+
+def test_one_causal_query_sees_what_one_that_is_not_sees():
+    dense = get("flashmla-dense")
+    arguments = said("flashmla-dense", f"{DECODE},tokens=1")
+    found = [dense.run(**arguments | {"causal": causal}) for causal in (True, False)]
+    assert all(found[0][name].tobytes() == found[1][name].tobytes() for name in ("out", "lse"))
+    two = said("flashmla-dense", f"{DECODE},tokens=2")
+    found = [dense.run(**two | {"causal": causal})["out"] for causal in (True, False)]
+    assert (found[0][:, 1] == found[1][:, 1]).all() and (found[0][0, 0] != found[1][0, 0]).all()
+
+
+def test_lengths_of_a_selection_are_the_requests_or_the_queries():
+    row = "row=512,value=512," + SPARSE.removeprefix(MLA + ",")
+    by_request = f"paged:heads=64,{row},tokens=2,format=model1,topk_length=request,inputs=flat,invalid=none"
+    arguments = said("flashmla-sparse", by_request, topk_length=np.array([5], np.int32))
+    lse = get("flashmla-sparse").run(**arguments)["lse"]
+    np.testing.assert_allclose(lse, math.log(5), rtol=1e-12)
+    by_query = f"paged:heads=64,{SPARSE},tokens=2,topk_length=query,inputs=flat,invalid=none"
+    arguments = said("flashmla-prefill", by_query, topk_length=np.array([5, 9], np.int32))
+    lse = get("flashmla-prefill").run(**arguments)["lse"]
+    np.testing.assert_allclose(lse, np.broadcast_to(np.log([[5], [9]]), (2, 64)), rtol=1e-12)
+
+
+def test_an_index_beyond_the_rows_is_no_key_in_prefill_and_refused_in_decode():
+    prefill, decode = get("flashmla-prefill"), get("flashmla-sparse")
+    one = said("flashmla-prefill", f"paged:heads=64,{SPARSE},invalid=none")
+    beyond, holes = one["indices"].copy(), one["indices"].copy()
+    beyond[..., ::3], holes[..., ::3] = 10**6, -1
+    found = [prefill.run(**one | {"indices": indices})["out"] for indices in (beyond, holes)]
+    assert found[0].tobytes() == found[1].tobytes()
+    two = said("flashmla-sparse", f"paged:heads=64,{SPARSE},format=fp8_ds_mla,invalid=none")
+    beyond = two["indices"].copy()
+    beyond[0, 0, 3] = 10**6
+    with pytest.raises(Exception, match=r"^indices\[0, 0, 3\] is 1000000, expected below 320, the rows of k_cache$"):
+        decode.to_case(**two | {"indices": beyond})
+
+
+def test_rope_comes_last_in_llama_cpp_and_first_in_ik_llama_cpp():
+    for name, offset in (("llama.cpp", 0), ("ik_llama.cpp", 64)):
+        dialect = get(name)
+        width = f"heads=2,{MLA},value_offset={offset}"
+        arguments = said(name, f"paged:{width},scale=0.0625,dtype=f16,q_dtype=f32,lens=1,inputs=position")
+        row = arguments["k"][0, 0, 0].astype(np.float64)
+        assert (dialect.run(**arguments)["dst"] == row[offset : offset + 512]).all()
+        assert dialect.to_case(**arguments).value_offset == offset
+    with pytest.raises(Exception, match="a value is columns 0 to 511 .* it has 64 to 575"):
+        get("ik_llama.cpp").from_case(generate(f"paged:heads=2,{MLA},scale=1,dtype=f16,q_dtype=f32,lens=9"))
+
+
+def test_a_mask_of_f16_is_added_to_the_scores_and_hides_what_is_minus_infinity():
+    llama = get("llama.cpp")
+    arguments = said("llama.cpp", f"paged:heads=2,{MLA},scale=1,dtype=f16,q_dtype=f32,lens=4,inputs=flat")
+    mask = np.array([[[[0.0, -np.inf, -1.5, 1.0]]]], np.float16)
+    found = llama.run(**arguments | {"mask": mask})["dst"][0, 0, 0]
+    weights = np.exp([0.0, -np.inf, -1.5, 1.0])
+    values = arguments["v"][0, 0].astype(np.float64)
+    np.testing.assert_allclose(found, weights @ values / weights.sum(), rtol=1e-12)
+    hidden = np.full_like(mask, -np.inf)
+    assert (llama.run(**arguments | {"mask": hidden})["dst"] == 0).all()
+
+
+def test_a_bias_that_f16_does_not_hold_cannot_be_said_in_a_mask():
+    with pytest.raises(Exception, match="dialect 'llama.cpp': the bias of query 0 of request 0 differs"):
+        get("llama.cpp").from_case(
+            generate(f"paged:heads=2,{MLA},scale=1,dtype=f32,q_dtype=f32,lens=9,bias=normal")
+        )
+
+
+def test_exponents_alone_are_the_scales_of_packed_rows_unless_sm120_is_told():
+    sm120 = get("flashinfer-sm120")
+    case_id = f"paged:heads=8,{SPARSE},format=fp8_ds_mla,writer=vllm,reader=f32_bf16,inputs=position"
+    arguments = said("flashinfer-sm120", case_id)
+    assert arguments["kv_scale_format"] == "arbitrary_fp32"
+    right = sm120.run(**arguments)["output"]
+    auto = sm120.run(**arguments | {"kv_scale_format": "auto"})["output"]
+    ratio = np.median(auto[right != 0] / right[right != 0])
+    assert 0.5 < ratio < 0.99
+    plain = {name: value for name, value in arguments.items() if name != "kv_scale_format"}
+    assert sm120.to_case(**plain).cache_reader == "exponent"
+
+
+def test_the_first_128_columns_of_a_list_are_the_windows_and_count():
+    dsv4 = get("flashinfer-dsv4")
+    case_id = (
+        "paged:heads=8,row=512,value=512,scale=1,dtype=bf16,lens=140,block=32,topk=128,topk_by=slot,"
+        "extra=40,extra_topk=24,causal=false,inputs=flat,invalid=none"
+    )
+    arguments = said("flashinfer-dsv4", case_id)
+    assert arguments["sparse_topk_lens"].tolist() == [[152]]
+    near = arguments["swa_kv_cache"][:, 0].reshape(-1, 512)[arguments["sparse_indices"][0, 0, :128]]
+    far = arguments["compressed_kv_cache"][:, 0].reshape(-1, 512)[arguments["sparse_indices"][0, 0, 128:131]]
+    found = dsv4.run(**arguments | {"sparse_topk_lens": np.array([[131]], np.int32)})["out"][0, 0, 0]
+    rows = np.concatenate([near, far]).astype(np.float64)
+    np.testing.assert_allclose(found, rows.mean(axis=0), rtol=1e-9, atol=1e-12)
+
+
+def test_a_window_in_length_info_keeps_the_last_tokens_and_the_first_ones():
+    arguments = said("tvm", f"{DECODE},block=16,window=9,first=3,inputs=flat")
+    assert arguments["length_info"].tolist() == [[6, 0, 16], [60, 0, 54], [3, 0, 3]]
+    lse = get("tvm").run(**arguments)["lse"]
+    np.testing.assert_allclose(lse[0], np.log2(13), rtol=1e-12)
+
+
+def test_the_scale_of_tensorrt_llm_is_a_root_of_the_heads_width_over_q_scaling():
+    trt = get("tensorrt-llm")
+    arguments = said("tensorrt-llm", f"{DECODE},tokens=1,block=32")
+    assert arguments["qk_nope_head_dim"] + arguments["qk_rope_head_dim"] == 192
+    for scaling in (1.0, 0.5, 0.2846):
+        case = trt.to_case(**arguments | {"q_scaling": scaling})
+        assert case.softmax_scale == pytest.approx(1 / (scaling * math.sqrt(192)), rel=1e-15)
+    assert trt.to_case(**{k: v for k, v in arguments.items() if k != "q_scaling"}).softmax_scale == 192**-0.5
+
+
+def test_pages_have_one_token_where_triton_is_not_told():
+    arguments = said("vllm-triton", f"{DECODE},block=16")
+    with pytest.raises(Exception, match="^page_size is 1, expected 16, axis 1 of k_buffer$"):
+        get("vllm-triton").to_case(**{key: value for key, value in arguments.items() if key != "page_size"})
+
+
+def test_what_lies_beyond_the_blocks_of_a_length_changes_nothing():
+    dense = get("flashmla-dense")
+    arguments = said("flashmla-dense", f"{DECODE},tokens=1")
+    right = dense.run(**arguments)
+    for garbage in (2147480000, -1):
+        table = np.pad(arguments["block_table"], ((0, 0), (0, 3)), constant_values=garbage)
+        for b, length in enumerate(arguments["cache_seqlens"]):
+            table[b, -(-int(length) // 64) :] = garbage
+        found = dense.run(**arguments | {"block_table": table})
+        assert all(found[name].tobytes() == right[name].tobytes() for name in right)
+
+
+def test_sglang_writes_the_new_key_before_it_attends():
+    arguments = said("sglang-cpu", f"paged:heads=2,{MLA},scale=0.0625,dtype=bf16,lens=1+3,block=1")
+    assert np.isnan(arguments["k_buffer"][arguments["loc"]].astype(np.float32)).all()
+    found = get("sglang-cpu").run(**arguments)["output"]
+    assert np.isfinite(found).all() and (found[0] == arguments["value"][0].astype(np.float64)).all()
+
+
+def test_both_planes_of_trtllms_tables_are_the_blocks_of_keys():
+    trtllm = get("flashinfer-trtllm")
+    arguments = said("flashinfer-trtllm", f"{DECODE},block=32")
+    table = arguments["block_tables"]
+    planes = np.stack([table, table], axis=1)
+    how = {"block_tables": planes, "uses_shared_paged_kv_idx": False}
+    assert trtllm.run(**arguments | how)["out"].tobytes() == trtllm.run(**arguments)["out"].tobytes()
+    planes[0, 1, 1] += 1
+    with pytest.raises(Exception, match=r"^block_tables\[0, 1, 1\] is \d+, expected \d+, the block of its key$"):
+        trtllm.to_case(**arguments | how)
+
+
+def test_an_lse_beside_a_sink_is_not_judged_where_no_document_says_what_it_is():
+    trtllm = get("flashinfer-trtllm")
+    arguments = said("flashinfer-trtllm", f"{DECODE},block=32,sinks=normal")
+    case = trtllm.to_case(**arguments)
+    assert trtllm.run(**arguments).keys() == {"out"}
+    out = trtllm.run(**arguments)["out"]
+    assert trtllm.read(case, {"out": out, "lse": np.full((3, 4), 7.0)}).keys() == {"out"}
