@@ -177,7 +177,7 @@ def test_rope_comes_last_in_llama_cpp_and_first_in_ik_llama_cpp():
         row = arguments["k"][0, 0, 0].astype(np.float64)
         assert (dialect.run(**arguments)["dst"] == row[offset : offset + 512]).all()
         assert dialect.to_case(**arguments).value_offset == offset
-    with pytest.raises(Exception, match="a value is columns 0 to 511 .* it has 64 to 575"):
+    with pytest.raises(Exception, match=r"a value is columns 0 to 511 .* it has 64 to 575"):
         get("ik_llama.cpp").from_case(generate(f"paged:heads=2,{MLA},scale=1,dtype=f16,q_dtype=f32,lens=9"))
 
 
@@ -194,7 +194,7 @@ def test_a_mask_of_f16_is_added_to_the_scores_and_hides_what_is_minus_infinity()
 
 
 def test_a_bias_that_f16_does_not_hold_cannot_be_said_in_a_mask():
-    with pytest.raises(Exception, match="dialect 'llama.cpp': the bias of query 0 of request 0 differs"):
+    with pytest.raises(Exception, match=r"dialect 'llama.cpp': the bias of query 0 of request 0 differs"):
         get("llama.cpp").from_case(
             generate(f"paged:heads=2,{MLA},scale=1,dtype=f32,q_dtype=f32,lens=9,bias=normal")
         )
@@ -247,7 +247,7 @@ def test_the_scale_of_tensorrt_llm_is_a_root_of_the_heads_width_over_q_scaling()
 
 def test_pages_have_one_token_where_triton_is_not_told():
     arguments = said("vllm-triton", f"{DECODE},block=16")
-    with pytest.raises(Exception, match="^page_size is 1, expected 16, axis 1 of k_buffer$"):
+    with pytest.raises(Exception, match=r"^page_size is 1, expected 16, axis 1 of k_buffer$"):
         get("vllm-triton").to_case(**{key: value for key, value in arguments.items() if key != "page_size"})
 
 

@@ -19,6 +19,7 @@ from mla_oracle.paged import Attention
 
 BF16 = ml_dtypes.bfloat16
 V3 = "paged:geometry=deepseek-v3,dtype=bf16"
+GGML = "paged:heads=2,row=576,value=512,scale=0.1,dtype=f16,q_dtype=f32"
 ROPE = f"{V3},heads=4,lens=70+33,tokens=2"
 
 
@@ -85,9 +86,9 @@ BUGS = [
     (19, "lmdeploy", f"{V3},heads=4,lens=200+131", "rope.outside-window"),
     (20, "flashinfer-trtllm", f"{V3},heads=4,row=512,value=512,lens=70+33,tokens=2,block=32", "rope.output-turned"),
     (21, "flashmla-dense", ROPE.replace("heads=4", "heads=5"), "rope.tail-heads"),
-    (22, "llama.cpp", f"{V3},heads=4,lens=70,dtype=f16,q_dtype=f32".replace("dtype=bf16,", ""), RopeFirst()),
-    (23, "ik_llama.cpp", "paged:heads=2,row=576,value=512,value_offset=64,scale=0.1,lens=577,inputs=rising,dtype=f16,q_dtype=f32", Lagging()),  # noqa: E501
-    (23, "ik_llama.cpp", "paged:heads=2,row=576,value=512,value_offset=64,scale=0.1,lens=513,dtype=f16,q_dtype=f32", Losing()),  # noqa: E501
+    (22, "llama.cpp", f"{GGML},lens=70", RopeFirst()),
+    (23, "ik_llama.cpp", f"{GGML},value_offset=64,lens=577,inputs=rising", Lagging()),
+    (23, "ik_llama.cpp", f"{GGML},value_offset=64,lens=513", Losing()),
     (24, "tensorrt-llm", f"{ROPE},block=32,scale={192**-0.5!r}", "value.page-skips"),
     (24, "flashinfer-trtllm", f"{ROPE},block=32", "value.page-frozen"),
     (25, "flashinfer-trtllm", f"{V3},heads=64,lens=70+33,block=32", "query.heads-128"),
@@ -108,11 +109,8 @@ def test_a_public_bug_fails_in_the_call_it_is_of_and_the_right_kernel_passes(tmp
     arguments = get(name).from_case(case)
     right = verdict(tmp_path, name, case, ENGINES[name](arguments))
     assert right["verdict"] == "pass", right["reason"]
-    if isinstance(wrong, str):
-        results = of_mutant(name, case, arguments, wrong)
-    else:
-        results = ENGINES[name](arguments, wrong)
-    assert verdict(tmp_path, name, case, results)["verdict"] == "fail"
+    returned = of_mutant(name, case, arguments, wrong) if isinstance(wrong, str) else ENGINES[name](arguments, wrong)
+    assert verdict(tmp_path, name, case, returned)["verdict"] == "fail"
 
 
 def selection(lens):
@@ -121,7 +119,7 @@ def selection(lens):
 
 
 def test_bug_12_another_set_of_keys_is_seen_beyond_topk_and_is_the_same_set_up_to_it(tmp_path):
-    """The indexer of V3.2 with the rope of the wrong pairing: another set where there is a choice, else another order."""
+    """V3.2's indexer with the wrong pairing of its rope: another set where there is a choice, else another order."""
     for lens, expected in ((64, "pass"), (65, "fail")):
         folder = tmp_path / str(lens)
         folder.mkdir()
@@ -157,13 +155,23 @@ def test_a_new_key_that_is_not_written_fails(tmp_path):
         assert verdict(tmp_path, "sglang-cpu", case, results)["verdict"] == expected
 
 
+def misread(lse):
+    """[b, h, s_q] whose memory is that of [b, s_q, h]."""
+    return np.ascontiguousarray(lse.transpose(0, 2, 1)).reshape(lse.shape)
+
+
+def emptied(lse):
+    """-inf where +inf is right."""
+    return np.where(lse == np.inf, -np.inf, lse)
+
+
 @pytest.mark.parametrize(
     ("name", "case_id", "change"),
     [
         ("flashmla-dense", f"{ROPE}", lambda r: {**r, "lse": r["lse"] * np.log2(np.e)}),
         ("flashinfer", f"{ROPE},block=16", lambda r: {**r, "lse": r["lse"] / np.log2(np.e)}),
-        ("flashmla-dense", "paged:geometry=deepseek-v3,dtype=bf16,heads=4,lens=70+0", lambda r: {**r, "lse": -np.abs(r["lse"])}),  # noqa: E501
-        ("flashmla-dense", f"{ROPE}", lambda r: {**r, "lse": np.ascontiguousarray(r["lse"].transpose(0, 2, 1)).reshape(r["lse"].shape)}),  # noqa: E501
+        ("flashmla-dense", f"{V3},heads=4,lens=70+0", lambda r: {**r, "lse": emptied(r["lse"])}),
+        ("flashmla-dense", f"{ROPE}", lambda r: {**r, "lse": misread(r["lse"])}),
     ],
     ids=["base 2", "base e", "-inf where empty", "axes of an LSE"],
 )

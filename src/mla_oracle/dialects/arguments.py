@@ -117,7 +117,7 @@ def _tensor(name: str, argument: Argument, value: object, taken: Given) -> Array
         count, whole = (size - 1, letter[:-2]) if letter.endswith("+1") else (size, letter)
         wanted = int(whole) if whole.isdigit() else taken.sizes.setdefault(whole, count)
         if count != wanted:
-            named = wanted if letter.isdigit() else f"{wanted + size - count} = {letter}"
+            named = wanted if whole.isdigit() else f"{letter} = {wanted + size - count}"
             raise InputError(f"{name} is {list(array.shape)}, expected {named} on axis {axis} of [{', '.join(axes)}]")
     return array
 

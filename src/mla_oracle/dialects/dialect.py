@@ -78,7 +78,7 @@ class Dialect:
             value = left.pop(name, wanted)
             plain = isinstance(value, (bool, int, float, str))
             if value is not wanted and not (plain and value == wanted):
-                shown = show(value) if plain else f"a {type(value).__name__}"
+                shown = show(value) if plain else "an array" if hasattr(value, "shape") else f"a {type(value).__name__}"
                 raise InputError(f"{name} is {shown}, expected {wanted}: {self.name} has no other")
         return take(self.call, self.arguments, self.limits, left)
 
@@ -102,10 +102,10 @@ class Dialect:
         """
         who = f"dialect {self.name!r}"
         if not isinstance(case, self.kind()):
-            raise UnsupportedError(f"a {case.kind} case is not supported by {who}")
+            raise UnsupportedError(f"a case of kind {case.kind} is not supported by {who}")
         if isinstance(case, PagedCase):
-            for name in ("page_ids", "shards"):
-                if getattr(case, name) not in (None, 1):
+            for name, used in (("page_ids", case.page_ids is not None), ("shards", case.shards != 1)):
+                if used:
                     raise UnsupportedError(f"{name} is not supported by {who}")
         self.check(case)
         try:
@@ -138,7 +138,7 @@ class Dialect:
 
     def lay_lse(self, lse: Array) -> Array:
         """lse, its axes those of the case, in the call's layout."""
-        return lse.reshape(-1, lse.shape[-1]) if self.lse_axes == "t h" else lse
+        return lse.reshape(-1, lse.shape[-1]) if len(self.lse_axes.split()) == 2 else lse
 
     def judges_lse(self, case: Any) -> bool:
         """Whether the call says what its LSE is of such a case."""

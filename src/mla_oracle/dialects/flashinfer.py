@@ -162,7 +162,7 @@ class Cutlass(Dialect):
     itself = "scale 1/sqrt(192)"
     called = {"kv_cache": "ckv_cache", "seq_lens": "kv_len", "block_table": "page_table"}
     masks = "length"
-    out_axes = "b h 512"
+    out_axes = "b 128 512"
 
     def canonical(self, given: Given) -> dict[str, Any]:
         if given.sizes["blocks"] * given.sizes["page_size"] % 128:

@@ -141,7 +141,7 @@ class SparseDecode(Dialect):
     called = {**SCALES, "q": "query", "topk_indices": "block_tables"}
     masks = "indices"
     out_axes = "b q_len h kv_lora_rank"
-    lse, lse_axes, lse_base = "lse", "t h", "2"
+    lse, lse_axes, lse_base = "lse", "b*q_len h", "2"
 
     def canonical(self, given: Given) -> dict[str, Any]:
         _widths(given)

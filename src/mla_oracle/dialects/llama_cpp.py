@@ -34,7 +34,7 @@ class FlashAttnExt(Dialect):
     arguments = {
         "q": tensor("stream n_head n_tok d", "f32"),
         "k": tensor("stream 1 n_kv row", "f16 f32 bf16 u8"),
-        "v": tensor("stream 1 n_kv row_v", "=k"),
+        "v": tensor("stream 1 n_kv d_v", "=k"),
         "mask": tensor("stream 1 n_tok n_kv | stream n_head n_tok n_kv", "f16", None),
         "scale": value(float),
         "logit_softcap": value(float, 0.0),
@@ -63,7 +63,7 @@ class FlashAttnExt(Dialect):
 
     def value(self, given: Given) -> dict[str, Any]:
         """The format, and which columns are the value."""
-        row, row_v = given.sizes["row"], given.sizes["row_v"]
+        row, row_v = given.sizes["row"], given.sizes["d_v"]
         packed = dtype_name("k", given.k) == "u8"
         start = self.first if not packed else self.first // 32 * 34
         if given.v.tobytes() != given.k[..., start : start + row_v].tobytes():

@@ -70,6 +70,16 @@ inline std::string number(double value) {  // reads back as the same double; ign
 
 enum class LseBase { e, two };
 
+// A call in an engine's own words (`mla-oracle dialects` lists them) is no Case but a file of its own: the tensors
+// under the names of the call's arguments, its numbers in the metadata. Results are under the call's names, too.
+//
+//   write(tmp / "call.safetensors",
+//         {Tensor::view("q", DType::bf16, q, {b, s_q, h, 576}), Tensor::view("k_cache", DType::bf16, k, {n, 64, 1, 576}),
+//          Tensor::view("block_table", table, {b, max_blocks}), Tensor::view("cache_seqlens", lens, {b})},
+//         {{"schema", "mla-oracle-call/1"}, {"dialect", "flashmla-dense"}, {"head_dim_v", "512"}, {"causal", "true"}});
+//   oracle.check(tmp / "call.safetensors", tmp / "actual.safetensors", {{"dialect", "flashmla-dense"}});
+//
+// `generate` writes such a file and `run` what the call returns, with the same option.
 class Case {  // one problem: arrays, and the conventions that give them meaning
  public:
   explicit Case(const std::string& kind) : metadata_{{"schema", "mla-oracle-case/1"}, {"kind", kind}} {}
@@ -292,9 +302,10 @@ class Client {  // what can be asked; `problem` is a case file or a case id
  public:
   virtual ~Client() = default;
 
-  // Writes the case that an id stands for.
-  void generate(const std::string& id, const Path& path) {
-    ask("case", {{"case", id}, {"out", absolute(path)}});
+  // Writes the case that an id stands for; with {"dialect", NAME}, the call that asks the same.
+  void generate(const std::string& id, const Path& path, Options options = {}) {
+    options.insert(options.begin(), {{"case", id}, {"out", absolute(path)}});
+    ask("case", options);
   }
 
   // What a right kernel gives; the file `result` keeps it.
