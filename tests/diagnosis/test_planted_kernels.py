@@ -26,10 +26,10 @@ SCORE = "score[k] = sum * softmax_scale;"
 BOUND = "return causal ? seq_lens[b] - T + t + 1 : seq_lens[b];"
 RESCALE = "float rescale = m == -INF ? 0 : expf(m - m_new);"
 VALUE = "load(kv_cache + key[k] + d)"
-LSE = "(m + logf(l)) * lse_unit"
+LSE = "float sum = m + logf(l);"
 MERGED = "sum += rescale * partial_out"
 MERGED_SUM = "l += rescale * partial_sum[s];"
-OUT = "l == 0 ? 0 : sum / l;"
+OUT = "sum / whole * out_scale;"
 USED = "(visible - 1) / keys_of_split(seq_lens[row / T], split_keys) + 1;"
 END = "begin + min(keys, visible - begin)"
 LAST = "(used > 1 && s == used - 1 ? 2 : 1)"
@@ -79,12 +79,12 @@ SCALAR = {
         "columns not computed",
         ("out[state * V + d] = l == 0 ?", "out[state * V + d] = l == 0 || d >= V / 2 ?"),
     ),
-    "2 % too small": ("missing V descale", (OUT, "l == 0 ? 0 : 0.98f * sum / l;")),
-    "not divided": ("wrong normalisation", (OUT, "l == 0 ? 0 : sum;")),
-    "LSE in base 2": ("LSE base", (LSE, "(m + logf(l)) * 1.44269504f")),
-    "LSE with its maximum in base 2": ("LSE base", (LSE, "m * 1.44269504f + logf(l)")),
-    "LSE without the maximum": ("LSE value", (LSE, "logf(l)")),
-    "LSE without the log": ("LSE value", (LSE, "m + l")),
+    "2 % too small": ("missing V descale", (OUT, "0.98f * sum / whole * out_scale;")),
+    "not divided": ("wrong normalisation", (OUT, "sum;")),
+    "LSE in base 2": ("LSE base", (LSE, "float sum = (m + logf(l)) * 1.44269504f;")),
+    "LSE with its maximum in base 2": ("LSE base", (LSE, "float sum = m * 1.44269504f + logf(l);")),
+    "LSE without the maximum": ("LSE value", (LSE, "float sum = logf(l);")),
+    "LSE without the log": ("LSE value", (LSE, "float sum = m + l;")),
     "LSE of the next head": (
         "LSE slot",
         ("lse[state] = l", "lse[(long long)row * gridDim.y + (h + 1) % gridDim.y] = l"),
@@ -94,7 +94,7 @@ SCALAR = {
         "equal weights",
         ("sum += rescale * partial_out[(long long)s * V + d];",
          "sum += partial_out[(long long)s * V + d] / partial_sum[s];"),
-        (OUT, "l == 0 ? 0 : sum / used;"),
+        (OUT, "sum / used;"),
     ),
     "merged acc not rescaled": ("missing rescale", (MERGED, "sum += partial_out")),
     "merged l not rescaled": ("missing rescale", (MERGED_SUM, "l += partial_sum[s];")),
@@ -161,7 +161,7 @@ TENSOR = {
     "weights of pairs exchanged": ("value rows permuted", ("(weight[0], weight[1], S", "(weight[1], weight[0], S")),
     "the first tile twice": ("stale tile", (NEXT, "find_rows(p, b, begin, end, begins);")),
     "a split's last key lost": ("key lost or repeated", ("min(keys, last - begin)", "min(keys - 1, last - begin)")),
-    "the table of request 0": ("table row mapping", ("b * p.table_request + j", "0 * p.table_request + j")),
+    "the table of request 0": ("table row mapping", ("b * p.table_request + j /", "0 * p.table_request + j /")),
     "the table entry before": ("table entry", ("j / p.block_size];", "max(j / p.block_size - 1, 0)];")),
     "q read as [H, T]": (
         "query row mapping",
