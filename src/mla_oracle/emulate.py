@@ -101,7 +101,7 @@ def choose(
         sum_rounded=rounded if numerics.row_sum == "any" else numerics.row_sum == "p",
         exp=("exp", "exp2")[rng.integers(2)] if numerics.exp == "any" else numerics.exp,
         step=step if fine or half else None,
-        sink=SINKS[turn // 3 % 3],
+        sink=SINKS[(turn // 3 + splits) % 3],
         naive=turn // 2 % 2 == 0,
     )
 
