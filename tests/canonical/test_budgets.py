@@ -53,7 +53,7 @@ def test_an_emulated_kernel_computes_the_case_and_its_budget_is_narrow(options):
 
 
 def test_a_cache_is_multiplied_as_its_reader_rounds_it():
-    rows = "paged:heads=2,row=576,value=512,scale=0.06,lens=5"
+    rows = "paged:heads=2,row=576,value=512,scale=0.06,lens=5,dtype=bf16"
     for name, rounds in (("fp8_ds_mla", "bf16"), ("fp8_e4m3", "f32"), ("fp8_ds_mla,reader=f32", "f32")):
         assert resolve(None, generate(f"{rows},format={name}"), {"out": "bf16"}).cache == rounds
 

@@ -17,7 +17,9 @@ from honest_options import run, tiled, two_pass
 from mla_oracle import InputError, check, expected, formats, generate
 from mla_oracle.budget import budget, emulate
 from mla_oracle.caches import held_as
+from mla_oracle.emulate import choose
 from mla_oracle.numerics import infer, resolve
+from mla_oracle.parts import parts_of
 
 F32 = {"out": "f32", "lse": "f32"}
 BF16 = {"out": "bf16", "lse": "f32"}
@@ -90,7 +92,32 @@ def test_codes_can_be_multiplied_only_where_the_reader_folds_the_scale():
     assert units[0] == units[1]
 
 
-# --- the noise is what emulated kernels make
+# --- emulated kernels compute the case, and the noise is what they miss it by
+
+
+@pytest.mark.parametrize("turn", range(8))
+@pytest.mark.parametrize(
+    "options",
+    ["bias=mask,tokens=2", "bias=normal,softcap=3", "sinks=normal", "sinks=infinite,sinks_in_lse=true,topk=9",
+     "kv_heads=2,kpe=3,inputs=position", "output_scale=0.3,value_offset=4", "q_dtype=e4m3,q_scale=0.3",
+     "topk=4,extra=3+0+9+17+2+40,sinks=normal,sinks_in_lse=true", "window=3,first=2,tokens=3"],
+)  # fmt: skip
+def test_every_emulated_kernel_computes_the_case(options, turn):
+    case = made(options)
+    truth = expected(case)
+    numerics = resolve(None, case, F32)
+    parts = parts_of(case, numerics)
+    kernel = choose(numerics, parts.longest, np.random.default_rng(turn), turn=turn)
+    for i in range(parts.count):
+        out, lse = parts.open(i).run(np.arange(parts.rows), kernel, np.random.default_rng(turn))
+        np.testing.assert_allclose(out, parts.split(truth["out"])[i], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(lse, parts.split(truth["lse"])[i], rtol=2e-5, atol=2e-5)
+
+
+def test_emulated_kernels_add_sinks_in_all_three_places():
+    numerics = resolve(None, made("sinks=normal"), F32)
+    drawn = [choose(numerics, 40, np.random.default_rng(0), turn=turn) for turn in range(8)]
+    assert {kernel.sink for kernel in drawn} == {"before", "within", "after"}
 
 
 def in_units_of_noise(options, spec, out="f32", kernels=8):
