@@ -99,7 +99,7 @@ def test_codes_can_be_multiplied_only_where_the_reader_folds_the_scale():
 @pytest.mark.parametrize(
     "options",
     ["bias=mask,tokens=2", "bias=normal,softcap=3", "sinks=normal", "sinks=infinite,sinks_in_lse=true,topk=9",
-     "kv_heads=2,kpe=3,inputs=position", "output_scale=0.3,value_offset=4", "q_dtype=e4m3,q_scale=0.3",
+     "kv_heads=2,kpe=3", "output_scale=0.3,value_offset=4", "q_dtype=e4m3,q_scale=0.3",
      "topk=4,extra=3+0+9+17+2+40,sinks=normal,sinks_in_lse=true", "window=3,first=2,tokens=3"],
 )  # fmt: skip
 def test_every_emulated_kernel_computes_the_case(options, turn):
