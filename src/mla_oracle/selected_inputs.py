@@ -41,7 +41,7 @@ def select(sizes: Sizes, pages: Pages, extra: Pages | None) -> Selection:
     chosen = Selection(np.zeros(int(lens.sum()), bool), np.zeros(int(extra_lens.sum()), bool))
     bias = _bias(sizes)
     if bias is not None:
-        chosen.tensors["bias"] = sizes.queries(dtypes.round_to(bias, recipe.dtype))
+        chosen.tensors["bias"] = sizes.queries(dtypes.round_to(bias, "f32" if recipe.dtype == "e4m3" else recipe.dtype))
     lists = extra_lists = None
     if recipe.topk is not None:
         lists = _lists(sizes, "topk", lens, recipe.topk, pages, recipe.block, chosen)

@@ -74,6 +74,15 @@ def test_the_command_line_speaks_a_dialect_from_case_to_verdict(tmp_path, capsys
     assert "score = (q . key)" in words
 
 
+def test_a_result_is_rounded_to_the_dtype_that_is_asked_for_and_stays_in_it(tmp_path, capsys):
+    for name in ("vllm-triton", "flashmla-dense"):
+        case = f"{DECODE},block={16 if name == 'vllm-triton' else 64}"
+        asked = ("run", "--dialect", name, case, "-o", tmp_path / "result", "--out-dtype", "bf16")
+        code, answer, _ = run(capsys, *asked)
+        assert code == 0 and answer["tensors"][get(name).out]["dtype"] == "bf16"
+        assert run(capsys, "check", "--dialect", name, case, tmp_path / "result")[0] == 0
+
+
 def test_an_id_or_a_case_file_is_spoken_where_a_dialect_is_named(tmp_path, capsys):
     write_case(tmp_path / "case", generate(TWO))
     dense = get("flashmla-dense")

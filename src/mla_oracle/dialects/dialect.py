@@ -126,7 +126,8 @@ class Dialect:
         """What the call returns where the case's results are `attention`."""
         out, lse = attention
         if self.empty_out == "nan":
-            out = np.where(empty_rows(case)[..., None, None], np.nan, out)
+            out = out.copy()
+            out[empty_rows(case)] = np.nan
         named = {self.out: self.lay_out(case, out)}
         if self.lse is not None and self.judges_lse(case):
             named[self.lse] = self.lay_lse(lse)
