@@ -9,8 +9,6 @@ import pytest
 
 from mla_oracle import InputError, UnsupportedError, generate, read_case, write_case
 from mla_oracle.cases import PARSERS, format_convention, from_parts
-from mla_oracle.diagnosis import diagnose, discrimination
-from mla_oracle.diagnosis.facts import localise
 from mla_oracle.extensions import Extensions, require_plain
 from mla_oracle.gpu.check.trials import Trial
 from mla_oracle.gpu.check.trials import run as run_trial
@@ -18,8 +16,6 @@ from mla_oracle.mutants import Problem
 from mla_oracle.placement import dense_table, sparse_cache
 from mla_oracle.ptx import convention
 from mla_oracle.shards import shard
-from mla_oracle.suites.probes import probes_like
-from mla_oracle.suites.run import run_one
 from mla_oracle.tolerance import rounding
 
 PLAIN = "paged:heads=2,row=12,value=8,lens=5+3,block=4,scale=0.5"
@@ -101,17 +97,12 @@ OUT, LSE = np.zeros((2, 2, 8)), np.zeros((2, 2))
 RESULTS = {"out": OUT, "lse": LSE}
 CONSUMERS = {
     "the derived tolerance": [lambda case: rounding(case, "f32")],
-    "the mutants": [lambda case: Problem(case), lambda case: discrimination(case, truth=RESULTS)],
-    "the diagnosis": [
-        lambda case: diagnose(case, OUT, LSE, truth=RESULTS),
-        lambda case: localise(case, RESULTS, RESULTS, RESULTS),
-    ],
+    "the mutants": [lambda case: Problem(case)],
     "shards": [lambda case: shard(dataclasses.replace(case, shards=2), case.block_table)],
     "page_ids": [
         lambda case: dense_table(dataclasses.replace(case, page_ids=np.arange(len(case.kv_cache)))),
         lambda case: sparse_cache(dataclasses.replace(case, page_ids=np.arange(len(case.kv_cache)))),
     ],
-    "suites": [probes_like, lambda case: run_one(case, lambda case: RESULTS)],
     "ptx run": [convention.default, lambda case: convention.arguments(None, ["q"], case, {})],
     "gpu.check": [lambda case: run_trial(None, case, Trial(PLAIN))],
 }

@@ -135,7 +135,7 @@ def usual_kinds(case: Case, truth: Mapping[str, Array]) -> dict[str, str]:
     from .. import dtypes
 
     tensors = case.tensors()
-    names = ("kv_cache", "c_kv", "partial_out", "x")
+    names: tuple[str, ...] = ("kv_cache", "c_kv", "partial_out", "x")
     if isinstance(case, PagedCase) and case.extensions():
         names = ("q",)
     main = next(tensors[n] for n in names if n in tensors)

@@ -50,7 +50,7 @@ def localise(
             from .listed import count_keys, listed_attended, listed_lengths
 
             keys = count_keys(case)  # type: ignore[arg-type]
-            facts += _axes(bad, keys.any(1))
+            facts += _axes(bad, np.asarray(keys.any(1)))
             facts += listed_lengths(keys, bad, rows)
         else:
             facts += _axes(bad, case.seq_lens > 0 if isinstance(case, PagedCase) else np.ones(1, bool))

@@ -27,7 +27,7 @@ def count_keys(case: PagedCase) -> Array:
 
 def listed_lengths(keys: Array, bad: Array, rows: Mapping[str, Array]) -> Iterator[Fact]:
     """What the lists of wrong rows have that those of right ones have not. keys [B, T], bad [B, T, H]."""
-    hit = bad.any(-1)
+    hit = np.asarray(bad.any(-1))
     if "out" in rows:
         wrong = np.asarray((rows["out"] > 1).any(-1))
         if (keys == 1).any() and not wrong[keys == 1].any() and wrong[keys > 1].any():
@@ -63,7 +63,7 @@ def listed_attended(case: PagedCase, g: Array, w: Array, bad: Array) -> Iterator
         mine = keys[lists[b].starts[t] : lists[b].starts[t + 1]]
         values = rows[0][mine][:, problem.value]
         of = f"the list of request {b}, query {t}"
-        found = told(values, *(x[n] for x in flat), of, {"request": b, "query": t})
+        found = told(values, flat[0][n], flat[1][n], flat[2][n], of, {"request": b, "query": t})
         if found is not None:
             yield from found
             return

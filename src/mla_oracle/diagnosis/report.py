@@ -162,7 +162,7 @@ def wrong_requests(case: Case, units: Mapping[str, Array]) -> Array:
         return np.ones(1, bool)
     assert isinstance(case, PagedCase)
     if case.extensions():
-        rows = np.any([u.reshape(len(u), -1).max(1, initial=0) > 1 for u in units.values()], axis=0)
+        rows: Array = np.any([u.reshape(len(u), -1).max(1, initial=0) > 1 for u in units.values()], axis=0)
         if case.qo_indptr is None:
             return rows
         starts = starts_of(case)

@@ -31,7 +31,8 @@ def _values(problem: Problem) -> Array:
 
 def _counts(bias: Array) -> Array:
     """Which biases are finite and change a score."""
-    return np.isfinite(bias) & (bias != 0)
+    counts: Array = np.isfinite(bias) & (bias != 0)
+    return counts
 
 
 valued = Need(

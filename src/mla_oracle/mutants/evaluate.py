@@ -203,7 +203,7 @@ def _finish(
         out = out + np.where(factor == 0, 0, part.out) * factor
     empty = z == 0
     if plan.sinks is not None and plan.add_sinks is not None:
-        out, z = plan.add_sinks(plan, out, top, z)
+        out, z = plan.add_sinks(plan, np.asarray(out), top, z)
     if lse is None:
         lse = plan.log_sum(plan, top, z)
     out = np.where(empty[..., None], plan.empty_out, out * plan.out_factor)

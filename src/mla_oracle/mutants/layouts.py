@@ -106,7 +106,7 @@ def space_of(problem: Listed, name: str, of: Callable[[Listed], Reader]) -> int:
 
 def _cut(problem: Listed) -> int:
     """Columns of kv_cache; those of kpe_cache follow."""
-    return problem.case.kv_cache.shape[-1]
+    return int(problem.case.kv_cache.shape[-1])
 
 
 def _kpe_of(slot: Callable[[Listed, Array], Array]) -> Callable[[Listed], Reader]:
@@ -156,6 +156,11 @@ def _scale(of: Callable[[float], float]) -> Edit:
 
 def _out(of: Callable[[float], float]) -> Edit:
     return lambda problem, plan: replace(plan, out_factor=of(plan.out_factor))
+
+
+def _on_out(problem: Problem, plan: Plan) -> Plan:
+    assert isinstance(problem, Listed) and problem.case.q_scale is not None
+    return replace(plan, out_factor=plan.out_factor * problem.case.q_scale)
 
 
 def _axes(stored_first: bool) -> Finish:
@@ -251,7 +256,7 @@ MUTANTS = (
         SCALE,
         "o <- q_scale o, too",
         q_scale,
-        edit=lambda p, plan: replace(plan, out_factor=plan.out_factor * p.case.q_scale),
+        edit=_on_out,
     ),
     _scaled("out-missing", "output scale", "output_scale is left out", output_scale, edit=_out(lambda s: 1.0)),
     _scaled("out-twice", "output scale", "output_scale is applied twice", output_scale, edit=_out(lambda s: s * s)),

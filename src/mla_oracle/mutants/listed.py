@@ -34,7 +34,7 @@ Window = tuple[int | None, int | None, int]
 class Selection(NamedTuple):
     """What a query row is given to select keys of one cache by, [K] each."""
 
-    index: Array
+    entries: Array
     within: Array  # before topk_length
     valid: Array  # within, not negative, and below the capacity
     capacity: int
@@ -140,7 +140,7 @@ class Listed(Problem):
         """Places [K] of the main cache that row n might have, and which of them its selection names."""
         chosen = self.selection(n)
         if chosen is not None:
-            return chosen.index, chosen.valid
+            return chosen.entries, chosen.valid
         capacity = self.length(int(self.request[n]))
         return np.arange(capacity), np.ones(capacity, bool)
 
@@ -155,7 +155,7 @@ class Listed(Problem):
         biased: bool = True,
     ) -> Array:
         """bool [K]: which places causality, window and bias let row n see, by other rules where they are given."""
-        seen = np.ones(len(place), bool)
+        seen: Array = np.ones(len(place), bool)
         if self.by_slot:
             return seen
         at = self.position(n) if position is None else position

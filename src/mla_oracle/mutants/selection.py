@@ -39,13 +39,13 @@ def of_case(words: str, test: Callable[[Listed], bool]) -> Need:
 selected = of_case("a selection", lambda p: p.case.topk_indices is not None)
 by_position = of_case("no selection by slot", lambda p: not p.by_slot)
 by_slot = of_case("a selection by slot", lambda p: p.by_slot)
-holes = Need("a -1 within a list", lists(lambda _, s: s.within & (s.index < 0)))
+holes = Need("a -1 within a list", lists(lambda _, s: s.within & (s.entries < 0)))
 inner_holes = Need(
     "a key after a -1 in a list", lists(lambda _, s: s.valid & np.logical_or.accumulate(s.within & ~s.valid))
 )
 lengths = of_case("a topk_length below the width of its list", lambda p: p.case.topk_length is not None)
-outside = Need("an index at or above the capacity", lists(lambda _, s: s.within & (s.index >= s.capacity)))
-twice = Need("an index twice in a list", lists(lambda _, s: len(np.unique(s.index[s.valid])) < int(s.valid.sum())))
+outside = Need("an index at or above the capacity", lists(lambda _, s: s.within & (s.entries >= s.capacity)))
+twice = Need("an index twice in a list", lists(lambda _, s: len(np.unique(s.entries[s.valid])) < int(s.valid.sum())))
 empty_list = Need(
     "a list without keys of a request with some", lists(lambda _, s: not s.valid.any() and s.capacity > 0)
 )
@@ -76,7 +76,7 @@ def list_of(other: Callable[[Listed, int], int]) -> Edit:
     def of(problem: Listed, plan: Plan, chosen: Selection) -> tuple[Array, Array]:
         found = problem.selection(other(problem, problem.row(plan)))
         assert found is not None
-        return found.index, found.valid
+        return found.entries, found.valid
 
     return relist(of)
 
@@ -95,7 +95,7 @@ def _gathered(problem: Problem, plan: Plan) -> Plan:
     """A row before the cache, NaN, is multiplied by the weight 0 where the list has a -1."""
     assert isinstance(problem, Listed) and plan.keys is not None
     chosen = problem.selection(problem.row(plan))
-    if chosen is None or not (chosen.within & (chosen.index < 0)).any():
+    if chosen is None or not (chosen.within & (chosen.entries < 0)).any():
         return plan
     n, sees = plan.length, plan.sees
     row = Keys(np.array([MISSING]), np.array([-1]), np.zeros(1, np.int64), np.zeros((problem.H, 1)))
@@ -104,20 +104,20 @@ def _gathered(problem: Problem, plan: Plan) -> Plan:
 
 
 def _hole_ends(problem: Listed, plan: Plan, chosen: Selection) -> tuple[Array, Array]:
-    return chosen.index, chosen.valid & ~np.logical_or.accumulate(chosen.within & ~chosen.valid)
+    return chosen.entries, chosen.valid & ~np.logical_or.accumulate(chosen.within & ~chosen.valid)
 
 
 def _prefix(problem: Listed, plan: Plan, chosen: Selection) -> tuple[Array, Array]:
-    return chosen.index, chosen.valid & (np.arange(len(chosen.index)) < int(chosen.valid.sum()))
+    return chosen.entries, chosen.valid & (np.arange(len(chosen.entries)) < int(chosen.valid.sum()))
 
 
 def _longer(by: int | None) -> Edit:
     """`by` entries more than topk_length says, None: all."""
 
     def of(problem: Listed, plan: Plan, chosen: Selection) -> tuple[Array, Array]:
-        most = len(chosen.index) if by is None else int(chosen.within.sum()) + by
-        known = (chosen.index >= 0) & (chosen.index < chosen.capacity)
-        return chosen.index, known & (np.arange(len(chosen.index)) < most)
+        most = len(chosen.entries) if by is None else int(chosen.within.sum()) + by
+        known = (chosen.entries >= 0) & (chosen.entries < chosen.capacity)
+        return chosen.entries, known & (np.arange(len(chosen.entries)) < most)
 
     return relist(of)
 
@@ -127,17 +127,17 @@ def _length_of(row: Callable[[Listed, int], int]) -> Edit:
 
     def of(problem: Listed, plan: Plan, chosen: Selection) -> tuple[Array, Array]:
         other = problem.selection(row(problem, problem.row(plan)))
-        known = (chosen.index >= 0) & (chosen.index < chosen.capacity)
-        return chosen.index, known & (True if other is None else other.within)
+        known = (chosen.entries >= 0) & (chosen.entries < chosen.capacity)
+        return chosen.entries, known & (True if other is None else other.within)
 
     return relist(of)
 
 
 def _distinct(problem: Listed, plan: Plan, chosen: Selection) -> tuple[Array, Array]:
-    first = np.zeros(len(chosen.index), bool)
+    first = np.zeros(len(chosen.entries), bool)
     keep = np.flatnonzero(chosen.valid)
-    first[keep[np.unique(chosen.index[keep], return_index=True)[1]]] = True
-    return chosen.index, first
+    first[keep[np.unique(chosen.entries[keep], return_index=True)[1]]] = True
+    return chosen.entries, first
 
 
 def _lies(where: Callable[[Listed, int, Array], Array]) -> Edit:
@@ -163,13 +163,13 @@ def _whole(tile: int) -> Edit:
     def of(problem: Listed, plan: Plan, chosen: Selection) -> tuple[Array, Array]:
         count = int(chosen.within.sum())
         most = count // tile * tile or count
-        return chosen.index, chosen.valid & (np.arange(len(chosen.index)) < most)
+        return chosen.entries, chosen.valid & (np.arange(len(chosen.entries)) < most)
 
     return relist(of)
 
 
 def _causal_by_place(problem: Listed, plan: Plan, chosen: Selection) -> tuple[Array, Array]:
-    return chosen.index, chosen.valid & (np.arange(len(chosen.index)) <= problem.position(problem.row(plan)))
+    return chosen.entries, chosen.valid & (np.arange(len(chosen.entries)) <= problem.position(problem.row(plan)))
 
 
 def _dense(only_empty: bool) -> Edit:
@@ -209,7 +209,7 @@ def _extra_length_ignored(problem: Listed, plan: Plan, keys: Keys) -> Keys:
     n = problem.row(plan)
     chosen = problem.selection(n, 1)
     assert chosen is not None
-    place = chosen.index[(chosen.index >= 0) & (chosen.index < chosen.capacity)]
+    place = chosen.entries[(chosen.entries >= 0) & (chosen.entries < chosen.capacity)]
     return problem.keys_of(plan, place, problem.slots(int(problem.request[n]), place, 1), 1)
 
 
@@ -262,7 +262,7 @@ def _rest(chosen: Selection, tile: int) -> bool:
 
 
 def _valid_as(index: Callable[[Selection], Array]) -> Edit:
-    return relist(lambda problem, plan, s: (np.where(s.within & (s.index < 0), index(s), s.index), s.within))
+    return relist(lambda problem, plan, s: (np.where(s.within & (s.entries < 0), index(s), s.entries), s.within))
 
 
 def _token_0(problem: Listed, n: int) -> int:
@@ -282,7 +282,7 @@ MUTANTS = (
         VALID,
         "-1 -> 0, row 0 once for each",
         holes,
-        edit=_valid_as(lambda s: s.index * 0),
+        edit=_valid_as(lambda s: s.entries * 0),
         refs=_SPARSE,
     ),
     _mutant(
@@ -290,7 +290,7 @@ MUTANTS = (
         VALID,
         "-1 -> the last row, as an array from its end",
         holes,
-        edit=_valid_as(lambda s: s.index * 0 + s.capacity - 1),
+        edit=_valid_as(lambda s: s.entries * 0 + s.capacity - 1),
         refs=_SPARSE,
     ),
     _mutant(
@@ -364,7 +364,7 @@ MUTANTS = (
         "cut-by-capacity",
         "top-k set",
         "candidates beyond three quarters of a list are dropped",
-        edit=relist(lambda p, plan, s: (s.index, s.valid & (np.arange(len(s.index)) < len(s.index) * 3 // 4))),
+        edit=relist(lambda p, plan, s: (s.entries, s.valid & (np.arange(len(s.entries)) < len(s.entries) * 3 // 4))),
         refs="sgl-project/sglang#36807 vllm-project/vllm#51782 vllm-project/vllm#55314",
     ),
     _mutant(
@@ -448,7 +448,7 @@ MUTANTS = (
         "OOB index",
         "an index at or above the capacity -> the last row",
         outside,
-        edit=relist(lambda p, plan, s: (np.minimum(s.index, s.capacity - 1), s.within & (s.index >= 0))),
+        edit=relist(lambda p, plan, s: (np.minimum(s.entries, s.capacity - 1), s.within & (s.entries >= 0))),
         refs="deepseek-ai/FlashMLA#184",
     ),
     _mutant(
@@ -456,7 +456,7 @@ MUTANTS = (
         "OOB index",
         "an index at or above the capacity is read, whatever lies there",
         outside,
-        edit=relist(lambda p, plan, s: (s.index, s.within & (s.index >= 0))),
+        edit=relist(lambda p, plan, s: (s.entries, s.within & (s.entries >= 0))),
         refs="deepseek-ai/FlashMLA#184",
     ),
     _mutant(
@@ -464,7 +464,7 @@ MUTANTS = (
         "OOB index",
         "an index at or above the capacity -> 0",
         outside,
-        edit=relist(lambda p, plan, s: (np.where(s.index < s.capacity, s.index, 0), s.within & (s.index >= 0))),
+        edit=relist(lambda p, plan, s: (np.where(s.entries < s.capacity, s.entries, 0), s.within & (s.entries >= 0))),
     ),
     _mutant(
         "causal-by-place",

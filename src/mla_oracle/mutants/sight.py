@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ WINDOW, NO_BOUND, BOUND = "window", "no causal bound", "causal bound"
 
 
 def seen_by(
-    rules: Callable[[Listed, int], dict[str, object]] | None = None,
+    rules: Callable[[Listed, int], Mapping[str, object]] | None = None,
     *,
     more: Callable[[Listed, int, Array], Array] | None = None,
     twice: Callable[[Listed, int, Array], Array] | None = None,

@@ -136,4 +136,4 @@ def names_like(case: PagedCase) -> tuple[str, ...]:
         "scales": case.q_scale is not None or case.output_scale is not None,
     }
     formats = (case.cache_format,) if case.cache_format in SETS else ()
-    return tuple(name for name, there in has.items() if there) + formats  # type: ignore[operator]
+    return tuple(name for name, there in has.items() if there) + formats
