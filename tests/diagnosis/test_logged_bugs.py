@@ -22,6 +22,7 @@ LENS = "lens=9+0+1+11+30"
 HUGE = f"{P},lens=9+4+7,pages=huge,unread=numbers"
 STRIDED = f"{P},lens=9+4+7,pages=strided,unread=numbers"
 SOME = f"{P},{LENS},unread=numbers"
+ONE = f"{P.replace('block=4', 'block=1')},{LENS},unread=numbers"
 THREE = f"{P},{LENS},tokens=3,unread=numbers"
 LIST = f"{P},{LENS},topk=8,topk_length=query,tokens=2,unread=numbers"
 OUTSIDE = f"{P},lens=9+5+30,topk=16,topk_outside=skip,tokens=3,invalid=rows,unread=numbers"
@@ -41,10 +42,10 @@ BUGS = (
     ("local-inference-lab/b12x#45", "wrap.int32-bytes", HUGE),
     ("ROCm/aiter#3498", "stride.pages", STRIDED),
     ("vllm-project/vllm#47493", "stride.pages", STRIDED),
-    ("flashinfer-ai/flashinfer#1341", "query.misread", THREE),
-    ("sgl-project/sglang-jax#1074", "paging.size-doubled", f"{P.replace('block=4', 'block=1')},{LENS},unread=numbers"),
+    ("flashinfer-ai/flashinfer#1341", "stride.pages-doubled", SOME),
+    ("sgl-project/sglang-jax#1074", "paging.size-doubled", ONE),
     ("sgl-project/sglang#25556", "paging.token-slots", SOME),
-    ("vllm-project/vllm#31282", "length.twice-less-one", SOME),
+    ("vllm-project/vllm#31282", "length.twice-less-one", ONE),
     ("sgl-project/sglang-jax#20", "paging.start-offset", SOME),
     ("flashinfer-ai/flashinfer#810", "paging.size-1", SOME),
     ("local-inference-lab/vllm#588", "paging.truncated-half", SOME),

@@ -41,7 +41,8 @@ def test_a_suite_with_windows_is_of_windows(tmp_path, capsys):
 
 def test_a_set_that_is_not_known_is_refused(capsys):
     assert main(["suite", *HOW, "--with", "windows+sinks"]) == 2
-    assert "with has 'windows', expected formats, all, sparse, " in json.loads(capsys.readouterr().out)["error"]["message"]
+    said = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert said.startswith("with has 'windows', expected formats, all, sparse, ")
     with pytest.raises(InputError):
         names_of("")
 

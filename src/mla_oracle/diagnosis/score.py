@@ -16,6 +16,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..mutants import Mutant
+from ..mutants.problem import Results
 from .measure import Measure
 from .suspects import Suspects
 
@@ -54,17 +55,20 @@ class Evidence:
 
     def fits(self, mutants: Iterable[Mutant]) -> list[Fit]:
         """How well each of `mutants` explains the actual."""
-        found, batch, size = [], [], 0
+        found: list[Fit] = []
+        batch: list[tuple[Mutant, Results]] = []
+        size = 0
         for mutant in mutants:
-            batch.append(mutant)
-            size += sum(array.nbytes for array in self.suspects.results(mutant).values())
+            results = self.suspects.results(mutant)
+            batch.append((mutant, results))
+            size += sum(array.nbytes for array in results.values())
             if size > BATCH_BYTES:
                 found += self._batch(batch)
                 batch, size = [], 0
         return found + (self._batch(batch) if batch else [])
 
-    def _batch(self, mutants: list[Mutant]) -> list[Fit]:
-        given = [self.suspects.results(mutant) for mutant in mutants]
+    def _batch(self, batch: list[tuple[Mutant, Results]]) -> list[Fit]:
+        mutants, given = [mutant for mutant, _ in batch], [results for _, results in batch]
         parts = []
         for name, actual in self.actual.items():
             other = np.stack([results[name] for results in given])

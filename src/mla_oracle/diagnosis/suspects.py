@@ -20,6 +20,7 @@ from ..mutants.problem import Results, problem_of
 from .fewer import starts_of
 
 KEPT_BYTES = 1 << 28
+LISTED = 8  # requests of a case whose queries have lists: every row is evaluated alone
 WORK = 64 * 4096 * 1088  # elements of rows that the query rows of the chosen requests multiply
 
 
@@ -114,7 +115,8 @@ def choose_requests(case: Case, wrong: Array) -> list[int] | None:
         return None
     keys, rows = _keys(case)
     cost = np.maximum(keys, 1) * rows * (case.q.shape[-1] + case.head_dim_v) // 2
-    if cost.sum() <= WORK:
+    most, room = (LISTED, WORK // 4) if case.extensions() else (24, WORK)
+    if cost.sum() <= room:
         return None
     order = np.argsort(cost, kind="stable")
     bad, good = ([int(b) for b in order if wrong[b] == is_wrong] for is_wrong in (True, False))
@@ -122,12 +124,11 @@ def choose_requests(case: Case, wrong: Array) -> list[int] | None:
     middle = bad[len(bad) // 2 : len(bad) // 2 + 1]
     wanted = [*bad[:2], *middle, *[b for b in good if keys[b] > 1][:1], *good[:1]]
     chosen: list[int] = []
-    room = WORK
     for b in dict.fromkeys([*wanted, *bad, *good]):
         if not chosen or cost[b] <= room:
             chosen.append(b)
             room -= int(cost[b])
-        if len(chosen) >= 24:
+        if len(chosen) >= most:
             break
     return sorted(chosen)
 

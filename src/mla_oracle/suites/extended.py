@@ -17,6 +17,7 @@ from ..recipes import parse_id
 
 LENS = "lens=130+0+1+63+90"
 SHORT = "lens=9+5+40+3"
+HOT = "lens=1+1+2+9,scale=30000,unread=numbers"  # scores beyond the range of exponentials
 SETS: dict[str, tuple[str, ...]] = {
     "sparse": (
         f"{LENS},topk=72,topk_length=query,tokens=2,unread=numbers",
@@ -26,17 +27,19 @@ SETS: dict[str, tuple[str, ...]] = {
         f"{LENS},topk=40,invalid=rows",
         f"{LENS},topk=24,inputs=position,unread=numbers",
         f"{LENS},topk=24,inputs=peaked,tokens=2,unread=numbers",
-        "lens=1+1+2+9,topk=4,scale=30000,unread=numbers",
+        f"{HOT},topk=4",
         "lens=200+70,topk=140,invalid=none,causal=false,unread=numbers",
     ),
     "sparse-slot": (
         f"{LENS},topk=40,topk_by=slot,topk_length=query,topk_outside=skip,tokens=2,unread=numbers",
         f"{LENS},topk=72,topk_by=slot,topk_length=request,duplicates=true,tokens=3,unread=numbers",
         f"{LENS},topk=40,topk_by=slot,invalid=rows,unread=numbers",
+        f"{HOT},topk=4,topk_by=slot",
     ),
     "second-cache": (
         f"{LENS},topk=24,topk_length=query,extra=9+3+40+17+0,extra_topk=16,extra_block=8,tokens=2,unread=numbers",
         f"{LENS},topk=24,topk_length=query,topk_by=slot,extra=9+3+40+17+0,extra_topk=16,extra_block=8,unread=numbers",
+        f"{HOT},topk=4,extra=3+0+9+2,extra_topk=4,extra_block=8",
     ),
     "window": (
         f"{LENS},window=7,tokens=3,unread=numbers",
@@ -45,24 +48,28 @@ SETS: dict[str, tuple[str, ...]] = {
         f"{SHORT},window=-1+2,causal=false,tokens=3,unread=numbers",
         f"{LENS},window=9,causal=false,tokens=3,unread=numbers",
         f"{SHORT},window=4,first=6,tokens=2,unread=numbers",
+        f"{HOT},window=7",
     ),
     "sinks": (
         f"{LENS},sinks=normal,tokens=2,unread=numbers",
         f"{LENS},sinks=normal,sinks_in_lse=true,unread=numbers",
         f"{SHORT},sinks=infinite,tokens=2",
         f"{LENS},sinks=normal,topk=24,topk_length=query",
+        f"{HOT},sinks=normal",
     ),
     "bias": (
         f"{LENS},bias=normal,tokens=2,unread=numbers",
         f"{SHORT},bias=mask,tokens=3,unread=numbers",
         f"{LENS},bias=alibi,unread=numbers",
         f"{LENS},bias=normal,topk=24,tokens=2,unread=numbers",
+        f"{HOT},bias=normal",
     ),
     "softcap": (f"{LENS},softcap=3,tokens=2,unread=numbers", f"{LENS},softcap=3,bias=normal"),
     "ragged": (
         f"{LENS},ragged=2+1+0+3+1,window=9,unread=numbers",
         f"{LENS},ragged=2+1+0+3+1,topk=24,topk_length=query,unread=numbers",
         f"{LENS},ragged=4+0+1+2+3,unread=numbers",
+        f"{HOT},ragged=2+1+1+3",
     ),
     "layout": (
         f"{LENS},kv_heads=2,tokens=2,unread=numbers",
@@ -132,7 +139,7 @@ def names_like(case: PagedCase) -> tuple[str, ...]:
         "bias": case.bias is not None,
         "softcap": case.softcap is not None,
         "ragged": case.qo_indptr is not None,
-        "layout": bool(case.value_offset) or case.kpe_cache is not None,
+        "layout": bool({"num_kv_heads", "kpe_cache", "value_offset", "lse_axes"} & set(case.extensions())),
         "scales": case.q_scale is not None or case.output_scale is not None,
     }
     formats = (case.cache_format,) if case.cache_format in SETS else ()
