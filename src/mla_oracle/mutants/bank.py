@@ -25,6 +25,7 @@ from . import (
     newest,
     outputs,
     paging,
+    places,
     positions,
     quantised,
     queries,
@@ -32,6 +33,7 @@ from . import (
     recurrence,
     rope,
     scores,
+    second_cache,
     selection,
     shards,
     sight,
@@ -43,6 +45,7 @@ from . import (
     temperature,
     values,
     warps,
+    windows,
 )
 from .mutant import Mutant, compose
 from .problem import problem_of
@@ -76,7 +79,10 @@ SECTIONS = (
     absorption,
     append,
     selection,
+    places,
+    second_cache,
     sight,
+    windows,
     sinks,
     biases,
     layouts,

@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from .listed import Listed, capped, extra_keys, joined, lane_bias, relisted
+from .list_edits import of_case, two_tokens
+from .list_steps import capped, extra_keys, joined, lane_bias, relisted
+from .listed import Listed
 from .mutant import Edit, Maker
 from .needs import Need
 from .plan import Keys, Plan
 from .problem import Problem
-from .selection import of_case, two_tokens
 from .sinks import score
 
 BIAS, MASK = "bias value", "mask value"

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
+from .list_edits import of_case
 from .listed import Listed, Reader
 from .mutant import Edit, Finish, Maker
 from .plan import Plan
 from .problem import Problem, Results
-from .selection import of_case
 
 LAYOUT, SCALE, HEADS = "rope first", "scale misuse", "KV head of a head"
 offset = of_case("a value that does not begin the row", lambda p: p.offset > 0)

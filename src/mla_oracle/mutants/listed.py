@@ -7,7 +7,6 @@ order the case gives them. `listing` says which keys a row would have under othe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,7 +20,8 @@ from ..canonical import checked
 from ..cases import PagedCase
 from ..visible import in_window, window_of
 from . import joins, plan
-from .memory import ZERO, Rows
+from .list_steps import biased, in_denominator, joined, list_address
+from .memory import ZERO
 from .plan import MISSING, Keys, Plan
 from .problem import Problem, Results
 
@@ -241,79 +241,9 @@ class Listed(Problem):
         parts = [self.keys_of(made, place[source == s], slot[source == s], s) for s in range(len(self.store.caches))]
         return replace(made, keys=joined(*parts))
 
-    def state(self, b: int) -> tuple[Rows, object]:  # type: ignore[override]
-        found: tuple[Rows, object] = super().state(b)
-        return found
-
     def shape(self, results: Results) -> Results:
         """[N KV, 1, H / KV, ...] as the case has it; an LSE with its axes in the order of out's rows."""
         rows = self.case.q.shape[:-1]
         if len(results["lse"]) != self.B:  # of some rows alone
             rows = (len(results["lse"]), self.H)
         return {name: x.reshape(*rows, *x.shape[3:]) for name, x in results.items()}
-
-
-def list_address(p: Plan, lanes: Array) -> Array:
-    """The address of each place of the list, MISSING outside."""
-    assert p.keys is not None
-    held = (lanes >= 0) & (lanes < len(p.keys.address))
-    if not len(p.keys.address):
-        return np.full(len(lanes), MISSING)
-    return np.where(held, p.keys.address[np.where(held, lanes, 0)], MISSING)
-
-
-def lane_bias(p: Plan) -> Array:
-    """[H, n] the bias of each lane, 0 outside the list."""
-    assert p.keys is not None
-    held = (p.lanes >= 0) & (p.lanes < p.keys.bias.shape[1])
-    if not p.keys.bias.shape[1]:
-        return np.zeros((len(p.keys.bias), len(p.lanes)))
-    return np.where(held, p.keys.bias[:, np.where(held, p.lanes, 0)], 0.0)
-
-
-def capped(p: Plan, s: Array) -> Array:
-    return s if not p.softcap else p.softcap * np.tanh(s / p.softcap)
-
-
-def biased(p: Plan, dots: Array) -> Array:
-    """q . key [T, H, n] -> scores: scaled, capped, biased."""
-    found: Array = capped(p, dots * p.scale) + lane_bias(p)
-    return found
-
-
-def in_denominator(p: Plan, out: Array, m: Array, z: Array) -> tuple[Array, Array]:
-    """out and z with e^sink in the denominator; z alone where the LSE does not count it."""
-    assert p.sinks is not None
-    share = 1 / (1 + np.exp(p.sinks - (m + np.log(z))))
-    return out * share[..., None], z + np.exp(p.sinks - m) if p.sinks_in_lse else z
-
-
-def joined(*parts: Keys) -> Keys:
-    """Lists one after the other."""
-    return Keys(*(np.concatenate(arrays, -1) for arrays in zip(*parts, strict=True)))
-
-
-def relisted(p: Plan, keys: Keys) -> Plan:
-    """The plan over another list."""
-    return replace(p, keys=keys, lanes=np.arange(len(keys.address)), length=len(keys.address))
-
-
-def extra_keys(p: Plan) -> Keys:
-    """The keys of the extra cache in the plan's list."""
-    return taken(p, p.keys.source == 1 if p.keys is not None else np.zeros(0, bool))
-
-
-def taken(p: Plan, which: Array) -> Keys:
-    """Some of the keys [M] of the plan's list, by mask or index."""
-    assert p.keys is not None
-    return Keys(*(array[..., which] for array in p.keys))
-
-
-def value_reader(space: int) -> Callable[[Problem, Plan], Plan]:
-    """Values, but not keys, read in another way."""
-    return lambda problem, p: replace(p, value_address=lambda own, lanes: own.address(own, lanes) + space)
-
-
-def natural(problem: Problem, lse: Array) -> Array:
-    with np.errstate(all="ignore"):
-        return np.where(np.isfinite(lse), lse / problem.unit, -math.inf)

@@ -11,12 +11,12 @@ import numpy as np
 from ..arrays import Array
 from ..formats.misread import KINDS, misread
 from .layouts import reading, space_of
+from .list_edits import of_case
 from .listed import Listed, Reader
 from .mutant import Edit, Maker, Mutant
 from .needs import Need
 from .plan import Plan
 from .problem import Problem
-from .selection import of_case
 
 FAMILY, POWER, INVERTED, V_SCALE = "quantised cache", "scale rounded to 2^k", "inverted scale", "missing V descale"
 FAMILIES = {

@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from .listed import Listed, in_denominator, lane_bias
+from .list_edits import of_case
+from .list_steps import in_denominator, lane_bias
+from .listed import Listed
 from .mutant import Edit, Maker, Mutant
 from .needs import Need
 from .plan import Plan
 from .problem import Problem
-from .selection import of_case
 
 SINKS, CAP = "sink multiplicity", "soft cap"
 sinks = of_case("sinks", lambda p: p.case.sinks is not None)
