@@ -175,12 +175,9 @@ def compare_with_truth(
     truth = expected(case, precision="f64")
     verdict: JSON = _plain(compare.check(case, actual, truth, **how).as_json())
     numerics = how.get("numerics")
-    told = untold(case)
     if diagnose and verdict["verdict"] == "fail":
-        verdict["diagnosis"] = told or _diagnosis(case, actual, truth, numerics)
-    if blind and told:
-        verdict["discrimination"] = {"case": case.name, "sentences": [told["summary"]]}
-    elif blind:
+        verdict["diagnosis"] = _diagnosis(case, actual, truth, numerics)
+    if blind:
         from .diagnosis import discrimination
         from .dtypes import name_of
 
@@ -188,18 +185,6 @@ def compare_with_truth(
         kinds = {name: name_of(array.dtype) for name, array in actual.items()}
         verdict["discrimination"] = discrimination(case, numerics, kinds=kinds, truth=truth).as_json()
     return verdict
-
-
-def untold(case: Case) -> JSON | None:
-    """What stands in the place of a diagnosis where nothing is suspected yet, as of a case that is not plain."""
-    from .cases import PagedCase
-    from .locate import in_row_axes
-
-    plain, _ = in_row_axes(case, {})
-    if not (isinstance(plain, PagedCase) and plain.extensions()):
-        return None
-    said = f"no wrong function is suspected of a case with {plain.extensions()[0]}: the mutants are of plain cases"
-    return {"case": case.name, "named": False, "summary": said, "facts": [], "classes": [], "tested": 0}
 
 
 def diagnose(source: str, actual: str, *, numerics: str | None = None, dialect: str | None = None) -> JSON:

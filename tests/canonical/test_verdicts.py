@@ -114,17 +114,13 @@ def failing(tmp_path):
     return str(tmp_path / "case"), str(tmp_path / "actual")
 
 
-UNTOLD = "no wrong function is suspected of a case with topk_indices: the mutants are of plain cases"
-
-
-def test_a_failure_that_nothing_is_suspected_of_is_a_verdict_all_the_same(failing, capsys):
+def test_a_failure_is_diagnosed_and_what_the_case_is_blind_to_is_told(failing, capsys):
     assert cli.main(["check", *failing, "--diagnose", "--blind"]) == 1
     said = capsys.readouterr()
     found = json.loads(said.out)
-    assert found["verdict"] == "fail" and found["diagnosis"]["summary"] == UNTOLD
-    assert not found["diagnosis"]["named"] and found["diagnosis"]["classes"] == []
-    assert found["discrimination"]["sentences"] == [UNTOLD]
-    assert said.err.count(UNTOLD) == 2 and "request " in said.err and "keys " in said.err
+    assert found["verdict"] == "fail" and found["diagnosis"]["named"]
+    assert "softcap" in found["diagnosis"]["classes"][0]["class"].replace(" ", "")
+    assert found["diagnosis"]["summary"] in said.err and found["discrimination"]["applicable"] > 0
     right = commands.check(failing[0], failing[1], numerics="scores=bf16")
     assert right["verdict"] == "fail"
 
@@ -133,10 +129,10 @@ def test_the_server_answers_with_the_same_verdict(failing):
     case, actual = failing
     request = {"id": 3, "op": "check", "case": case, "actual": actual, "diagnose": True}
     found = serve.answer(json.dumps(request).encode())
-    assert found["ok"] and found["exit_code"] == 1 and found["result"]["diagnosis"]["summary"] == UNTOLD
+    assert found["ok"] and found["exit_code"] == 1 and found["result"]["diagnosis"]["named"]
 
 
-def test_the_fixture_says_what_is_not_suspected(failing):
+def test_the_fixture_says_what_is_suspected(failing):
     case = read_case(failing[0])
     oracle = Oracle(None, None)
     right = results(case)
@@ -144,7 +140,7 @@ def test_the_fixture_says_what_is_not_suspected(failing):
     wrong = results(dataclasses.replace(case, softcap=None))
     with pytest.raises(pytest.fail.Exception) as error:
         oracle.check(case, wrong["out"], wrong["lse"])
-    assert str(error.value).splitlines()[1] == UNTOLD
+    assert "cap" in str(error.value).splitlines()[1]
 
 
 @pytest.mark.parametrize("options", ["kpe=3", "topk=40,invalid=none,topk_by=slot", "kv_heads=2", "softcap=9"])
