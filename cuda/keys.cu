@@ -23,9 +23,9 @@ extern "C" __global__ void __launch_bounds__(WARP) keys_list(
     int n = blockIdx.x, b = n / T, lane = threadIdx.x;
     int len = block_table ? seq_lens[b] : 0, at = len - T + n % T;          // the query's own position
     int most_seen = causal ? max(0, at + 1) : len;
-    int end = right < 0 ? most_seen : max(0, min(most_seen, at + right + 1));
+    int end = right < 0 || right >= most_seen - at ? most_seen : max(0, at + right + 1);  // no sum beyond 32 bits
     kept = min(kept, most_seen);
-    int low = left < 0 ? kept : max(kept, at - left);
+    int low = left < 0 || left >= at ? kept : max(kept, at - left);
     int candidates = !indices ? kept + max(0, end - low) : lengths ? min(K, lengths[n]) : K;
 
     int count = 0;

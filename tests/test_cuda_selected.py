@@ -175,6 +175,13 @@ def test_windows(machine, left, right, kept, causal):
     assert_right(machine, p, seen, selection=Selection(left=left, right=right, kept=kept))
 
 
+@pytest.mark.parametrize(("left", "right"), [(2**31 - 1, 2**31 - 1), (-1, 2**31 - 1), (2**31 - 1, -1)])
+def test_a_window_of_the_largest_size_hides_nothing(machine, left, right):
+    p = make(lens=(40, 2), T=5)  # the second request's first queries stand before its first key
+    seen = lambda b, t: p.tokens(b, range(p.lens[b]))  # noqa: E731
+    assert_right(machine, p, seen, selection=Selection(left=left, right=right))
+
+
 def test_a_selection_within_a_window(machine):
     p = make(lens=(70, 40), causal=True)
     indices = choose(p, 64)
