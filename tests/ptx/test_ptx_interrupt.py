@@ -82,6 +82,15 @@ def test_an_interrupt_ends_the_command_within_a_block(threads, tmp_path):
     assert answer == (130, "mla-oracle: interrupted\n")
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_ends_a_launch_of_many_short_blocks(threads, tmp_path):
+    file = tmp_path / "x.ptx"
+    file.write_text(text("mov.u32 x, a;", {"x": np.uint32}, {"a": LANE}))
+    launch = ["--kernel", "snippet", "--grid", "2147483647", "--block", "32", "--args", "zeros:u32:32 zeros:u32:32"]
+    answer = interrupted(INTERRUPTED, "ptx", "run", file, *launch, "--threads", threads)
+    assert answer == (130, "mla-oracle: interrupted\n")
+
+
 def test_an_interrupt_stops_the_other_threads_too(tmp_path):
     file = tmp_path / "x.ptx"
     file.write_text(text(ENDLESS, {"x": np.uint32}, {"a": LANE}))

@@ -192,7 +192,7 @@ def run(
     """
     cdef Launch launch
     cdef Block block
-    cdef int64_t index, blocks
+    cdef int64_t index, blocks, breath = 0
     cdef bint well = True
     cdef int k
     launch.code, launch.length = <const Instr*>&code[0], code.shape[0] // sizeof(Instr)
@@ -228,6 +228,11 @@ def run(
                 if not well:
                     shared_state[1] = 1
                     break
+                breath += block.steps + BREATH // 256  # a block too short to look at signals, and what it begins with
+                if breath >= BREATH:
+                    breath = 0
+                    with gil:
+                        PyErr_CheckSignals()
     except BaseException:
         shared_state[1] = AT_ONCE
         raise
