@@ -48,6 +48,7 @@ def snippet(body="", **options):
         ("call vprintf, (a);", r"PTX line \d+: a call of vprintf is not supported"),
         ("mov.u32 x, %envreg0;", r"PTX line \d+: %envreg0 is not supported"),
         (".surf x;", r"PTX line \d+: .surf is not supported"),
+        (".reg .b7 %z;", r"PTX line \d+: .reg .b7 is not supported"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name_and_line(body, message):
@@ -63,6 +64,9 @@ def test_what_is_not_known_is_refused_by_name_and_line(body, message):
         (".reg .b16 %h; add.u32 x, %h, 1;", "register %h of add.u32 has 16 bits, expected 32"),
         ("mov.u32 %nowhere, 1;", "register %nowhere of mov.u32 is not declared"),
         (".reg .b32 %z<900000000>;", "are more than 1048576 registers"),
+        (".shared .align 0 .b8 z[8]; mov.u32 x, z;", "z is aligned to 0 bytes, expected a power of two"),
+        (".local .b8 z[9999999999999999999]; mov.u32 x, z;", "z is 9999999999999999999 bytes, expected at most"),
+        (f"ld.global.u32 x, [d1+{1 << 64}];", "18446744073709551616 has more than 64 bits"),
         ("mov.b32 x, " + "{" * 5000 + "a" + "}" * 5000 + ";", "not PTX"),
     ],
 )

@@ -15,6 +15,7 @@ from mla_oracle.ptx.syntax import SIZES, Address, Function, Module, Negated, Pai
 
 _LINES = {".loc", ".file", ".version", ".target", ".address_size"}  # directives that end with their line
 MOST_REGISTERS = 1 << 20  # of one declaration
+MOST_BYTES = 1 << 40
 _NUMBER = re.compile(r"[-+]?(0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _LABEL = re.compile(r"\s*([$\w]+)\s*:(?!:)")
 _DECIMAL = re.compile(r"[-+]?\d+\.\d*([eE][-+]?\d+)?$")
@@ -28,6 +29,8 @@ _DECLARED = re.compile(
 def _number(text: str) -> int:
     negative, digits = text.startswith("-"), text.lstrip("+-").rstrip("U")
     value = int(digits[2:], 16) if digits[:2].lower() in ("0f", "0d") else int(digits, 0)
+    if value >= 1 << 64:
+        raise ValueError(f"{text} has more than 64 bits")
     return -value if negative else value
 
 
@@ -184,6 +187,8 @@ class _Reader:
             raise UnsupportedError(f"PTX line {line}: {head} is not supported by the interpreter")
 
     def _register(self, function: Function, name: str, kind: str) -> None:
+        if kind not in SIZES:
+            raise UnsupportedError(f"PTX line {self.line}: .reg .{kind} is not supported by the interpreter")
         names = [name]
         if found := re.match(r"([$%\w]+)<(\d{1,18})>$", name):
             if int(found[2]) > MOST_REGISTERS:
@@ -200,7 +205,9 @@ class _Reader:
     def _operand(self, text: str, line: int) -> Any:
         if text.startswith("[") and text.endswith("]"):
             base, _, offset = (part.strip() for part in re.sub(r"\+\s*-", "+-", text[1:-1]).partition("+"))
-            return Address(_number(base) if _NUMBER.match(base) else self._name(base), _number(offset) if offset else 0)
+            far = _number(offset) if offset else 0
+            far -= 1 << 64 if far >= 1 << 63 else 0
+            return Address(_number(base) if _NUMBER.match(base) else self._name(base), far)
         if text[0] in "{(":
             return tuple(self._operand(part, line) for part in _parts(text[1:-1]))
         if _NUMBER.match(text):
@@ -235,6 +242,10 @@ def _variable(text: str, line: int, extern: bool = False) -> Variable:
     for size in re.findall(r"\[(\d*)\]", found[6]):
         count *= int(size or 0)
     align = int(found[1] or found[2] or element * int(found[3] or 1))
+    if align < 1 or align & (align - 1):
+        raise InputError(f"PTX line {line}: {found[5]} is aligned to {align} bytes, expected a power of two")
+    if element * count > MOST_BYTES:
+        raise InputError(f"PTX line {line}: {found[5]} is {element * count} bytes, expected at most {MOST_BYTES}")
     initial = _initial(found[7], element, count, line) if found[7] else None
     return Variable(found[5], element * count, align, initial, extern)
 
