@@ -119,7 +119,8 @@ def test_exit_code_4_where_there_is_no_device(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--parts", "trials,speed"], "--parts has 'speed', expected some of compile,trials,instructions,timing,peers"),
-        (["--seconds", "0"], "--seconds is 0.0, expected a positive number"),
+        (["--seconds", "0"], "--seconds is 0.0, expected a positive finite number"),
+        (["--seconds", "inf"], "--seconds is inf, expected a positive finite number"),
         (["--report", "/nowhere/report.json"], "--report cannot be written: "),
     ],
 )

@@ -16,6 +16,7 @@ package. The budget of a part is its share of the time that is left, so that wha
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,8 +51,8 @@ def main(argv: Sequence[str] | None = None, parts: Mapping[str, tuple[str, float
     chosen = given.parts.split(",")
     if unknown := [name for name in chosen if name not in parts]:
         parser.error(f"--parts has {unknown[0]!r}, expected some of {','.join(parts)}")
-    if not given.seconds > 0:
-        parser.error(f"--seconds is {given.seconds}, expected a positive number")
+    if not 0 < given.seconds < math.inf:
+        parser.error(f"--seconds is {given.seconds}, expected a positive finite number")
     try:
         about = _about(given.machine)
     except MissingError as error:
