@@ -158,6 +158,20 @@ def test_topk_by_slot_with_lengths_and_what_lies_beyond_them(machine, split_keys
     assert (out[0, 0] == 0).all() and (lse[0, 0] == -np.inf).all()
 
 
+def test_a_selection_longer_than_its_request_has_splits_of_its_own(machine):
+    p = make(lens=(70, 33))
+    indices = np.tile(choose(p, 60), 4)
+    seen = lambda b, t: p.tokens(b, indices[b, t][indices[b, t] >= 0])  # noqa: E731
+    assert_right(machine, p, seen, selection=Selection(), indices=indices, split_keys=32)
+
+
+def test_lengths_beyond_a_selection_are_its_own(machine):
+    p = make()
+    indices, lengths = choose(p, 40), np.array([[41, 2**31 - 1], [40, 80]])
+    seen = lambda b, t: p.tokens(b, indices[b, t][indices[b, t] >= 0])  # noqa: E731
+    assert_right(machine, p, seen, selection=Selection(), indices=indices, lengths=lengths)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     ("left", "right", "kept"), [(0, 0, 0), (5, 0, 2), (-1, 0, 0), (40, -1, 4), (3, 7, 80), (200, 200, 0)]
