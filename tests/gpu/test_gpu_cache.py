@@ -164,3 +164,10 @@ def test_the_folder_is_where_the_user_or_the_system_says(monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.folder() == tmp_path / ".cache" / "mla-oracle"
+
+
+def test_a_user_without_a_home_has_a_folder_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (cache.VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert cache.folder().is_dir()

@@ -45,11 +45,14 @@ def compile(
 
 
 def folder() -> Path:
-    """Where compiled kernels are kept; it need not exist yet."""
+    """Where compiled kernels are kept; it need not exist yet. Without a home they go with the process."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home and os.path.isabs(home) else Path.home() / ".cache") / "mla-oracle"
+    try:
+        return (Path(home) if home and os.path.isabs(home) else Path.home() / ".cache") / "mla-oracle"
+    except RuntimeError:  # a user without a home, as in a container
+        return Path(_temporary())
 
 
 def subfolder(name: str) -> Path:
