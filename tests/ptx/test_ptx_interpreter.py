@@ -120,6 +120,18 @@ def test_a_launch_that_cannot_be_is_refused(grid, block, smem, args, message):
         machine.launch(kernel, grid, block, smem, *(values[name] for name in args))
 
 
+@pytest.mark.parametrize(
+    ("arch", "most"), [("sm_80", 163), ("sm_86", 99), ("sm_90a", 227), ("sm_100", 227), ("sm_121", 99)]
+)
+def test_shared_memory_ends_where_the_architecture_has_no_more(arch, most):
+    machine = Interpreter(arch)
+    kernel = machine.load(text("", {}, {"a": LANE}), "snippet")
+    argument = machine.upload(LANE)
+    machine.launch(kernel, (1, 1, 1), (32, 1, 1), most << 10, argument)
+    with pytest.raises(UnsupportedError, match=f"{arch} has {most << 10}$"):
+        machine.launch(kernel, (1, 1, 1), (32, 1, 1), (most << 10) + 1, argument)
+
+
 def test_the_number_of_threads_a_kernel_declares_is_its_limit():
     ptx = text("", {}, {"a": LANE}).replace(")\n{", ")\n.maxntid 64, 1, 1\n{", 1)
     machine = Interpreter()

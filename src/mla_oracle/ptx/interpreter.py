@@ -25,6 +25,7 @@ from mla_oracle.arrays import Array
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.fast import threads as pool
 from mla_oracle.gpu.arguments import Argument, check_shape, dynamic_smem, pack
+from mla_oracle.gpu.layout import most_smem
 from mla_oracle.gpu.machine import Buffer, Dim, Kernel
 from mla_oracle.ptx.assembler import assemble
 from mla_oracle.ptx.faults import Fault, Found, describe, position
@@ -33,9 +34,6 @@ from mla_oracle.ptx.parser import parse
 from mla_oracle.ptx.program import Program
 from mla_oracle.ptx.syntax import Module
 
-# Bytes of shared memory a block may have (CUDA C++ programming guide, compute capabilities).
-MAX_SHARED = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_120": 99 << 10}
-MOST_SHARED = 227 << 10
 AT_ONCE = 2  # as in _machine.pyx
 
 
@@ -174,7 +172,7 @@ class Interpreter:
         n_threads, limit = block[0] * block[1] * block[2], kernel.program.max_threads
         if limit and n_threads > limit:
             raise InputError(f"block of {kernel.name} is {block}, expected the {limit} threads it declares or fewer")
-        most = MAX_SHARED.get(self.arch.rstrip("af"), MOST_SHARED)
+        most = most_smem(self.arch)
         if kernel.program.static_shared + smem > most:
             needs = f"{kernel.program.static_shared} + {smem} bytes of shared memory"
             raise UnsupportedError(f"{kernel.name} needs {needs}, {self.arch} has {most}")
