@@ -158,6 +158,15 @@ def test_a_visible_nan_or_plus_infinity_spoils_the_rows_that_see_it(machine, bad
     assert (np.isnan(out) == sees[..., None, None]).all()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_in_any_column_reach_no_row_that_does_not_see_them(machine, bad):
+    case = make(1, 3, 2, 32, 16, [101], 16)
+    case.q[:] = np.abs(case.q) + 1
+    place(case, 0, 100, np.full(32, bad, np.float32))
+    out, lse = assert_right(machine, stored(case), kernel="mma")
+    assert np.isfinite(out[:, :2]).all() and np.isfinite(lse[:, :2]).all()
+
+
 def test_a_query_with_nan_spoils_its_own_row_alone(machine):
     case = make(2, 2, 3, 32, 16, [70, 33], 16)
     case.q[1, 0, 2, 5] = np.nan
