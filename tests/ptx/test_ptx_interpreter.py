@@ -76,7 +76,11 @@ def test_registers_that_do_not_fit_are_refused(body, message):
 
 
 @pytest.mark.parametrize(
-    "body", ["bra NOWHERE;", "mov.u32 x, nothing;", "add.u32 x, a, b, c", "mov.u32;", "}", "@p1;", "ld.u32 x, [;"]
+    "body",
+    [
+        "bra NOWHERE;", "mov.u32 x, nothing;", "add.u32 x, a, b, c", "mov.u32;", "}", "@p1;", "ld.u32 x, [;",
+        "add.u32 x, %q\n a;", "mov.u32 x, {};",
+    ],
 )
 def test_what_is_no_ptx_is_refused_in_one_line(body):
     with pytest.raises((InputError, UnsupportedError)) as caught:

@@ -47,7 +47,7 @@ def lower(asm: Assembler, s: Statement) -> None:
         handler(asm, s, modifiers)
     except InputError:
         raise
-    except (IndexError, KeyError, AttributeError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UnsupportedError(f"{unsupported(s)} ({type(error).__name__}: {error})") from error
 
 

@@ -147,6 +147,7 @@ class _Reader:
     def _statement(self, text: str, line: int) -> None:
         if not text:
             return
+        text = " ".join(text.split()) if "\n" in text else text  # messages that quote it have one line
         if text.startswith("."):
             self._declaration(text, line)
         elif self.function is None:
