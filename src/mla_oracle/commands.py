@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .cases import Case
-from .errors import InputError
+from .errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from .dialects.files import Call
@@ -176,15 +176,28 @@ def compare_with_truth(
     verdict: JSON = _plain(compare.check(case, actual, truth, **how).as_json())
     numerics = how.get("numerics")
     if diagnose and verdict["verdict"] == "fail":
-        verdict["diagnosis"] = _diagnosis(case, actual, truth, numerics)
+        try:
+            verdict["diagnosis"] = _diagnosis(case, actual, truth, numerics)
+        except UnsupportedError as error:
+            empty = {"named": False, "facts": [], "classes": [], "tested": 0}
+            verdict["diagnosis"] = {"case": case.name, "summary": untold(error), **empty}
     if blind:
         from .diagnosis import discrimination
         from .dtypes import name_of
 
         case, truth = in_row_axes(case, truth)
         kinds = {name: name_of(array.dtype) for name, array in actual.items()}
-        verdict["discrimination"] = discrimination(case, numerics, kinds=kinds, truth=truth).as_json()
+        try:
+            found = discrimination(case, numerics, kinds=kinds, truth=truth).as_json()
+        except UnsupportedError as error:
+            found = {"case": case.name, "sentences": [untold(error)]}
+        verdict["discrimination"] = found
     return verdict
+
+
+def untold(error: UnsupportedError) -> str:
+    """What stands in the place of a suspicion that this case cannot have."""
+    return f"nothing is suspected: {error}"
 
 
 def diagnose(source: str, actual: str, *, numerics: str | None = None, dialect: str | None = None) -> JSON:

@@ -180,7 +180,9 @@ def _suspected(case: Any, actual: dict[str, Any], numerics: Any) -> list[str]:
     others = {name: array for name, array in actual.items() if name not in (main, "lse")}
     try:
         found = diagnose(case, actual[main], actual.get("lse"), numerics=numerics, others=others)
-    except (InputError, UnsupportedError):
+    except UnsupportedError as error:
+        return [untold(error)]
+    except InputError:
         return []
     return [found.summary] if found.facts else []
 

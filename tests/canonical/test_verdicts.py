@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from ids import IDS, SMALL, made
 
-from mla_oracle import UnsupportedError, check, cli, commands, expected, read_case, serve, write_case, write_result
+from mla_oracle import (
+    UnsupportedError,
+    check,
+    cli,
+    commands,
+    diagnosis,
+    expected,
+    read_case,
+    serve,
+    write_case,
+    write_result,
+)  # fmt: skip
 from mla_oracle.locate import locate
 from mla_oracle.pytest_plugin import Oracle
 
@@ -114,25 +125,46 @@ def failing(tmp_path):
     return str(tmp_path / "case"), str(tmp_path / "actual")
 
 
-def test_a_failure_is_diagnosed_and_what_the_case_is_blind_to_is_told(failing, capsys):
+UNTOLD = "nothing is suspected: softcap is not supported by the diagnosis"
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """A diagnosis that does not take the case."""
+
+    def refuse(*args, **how):
+        raise UnsupportedError("softcap is not supported by the diagnosis")
+
+    for name in ("diagnose", "discrimination"):
+        monkeypatch.setattr(diagnosis, name, refuse)
+
+
+def test_a_failure_is_diagnosed_in_the_command_and_in_the_fixture(failing):
+    found = commands.check(*failing, diagnose=True)
+    assert found["verdict"] == "fail" and found["diagnosis"]["facts"]
+    assert "nothing is suspected" not in found["diagnosis"]["summary"]
+
+
+def test_a_failure_that_nothing_is_suspected_of_is_a_verdict_all_the_same(failing, refusing, capsys):
     assert cli.main(["check", *failing, "--diagnose", "--blind"]) == 1
     said = capsys.readouterr()
     found = json.loads(said.out)
-    assert found["verdict"] == "fail" and found["diagnosis"]["named"]
-    assert "softcap" in found["diagnosis"]["classes"][0]["class"].replace(" ", "")
-    assert found["diagnosis"]["summary"] in said.err and found["discrimination"]["applicable"] > 0
+    assert found["verdict"] == "fail" and found["diagnosis"]["summary"] == UNTOLD
+    assert not found["diagnosis"]["named"] and found["diagnosis"]["classes"] == []
+    assert found["discrimination"]["sentences"] == [UNTOLD]
+    assert said.err.count(UNTOLD) == 2 and "request " in said.err and "keys " in said.err
     right = commands.check(failing[0], failing[1], numerics="scores=bf16")
     assert right["verdict"] == "fail"
 
 
-def test_the_server_answers_with_the_same_verdict(failing):
+def test_the_server_answers_with_the_same_verdict(failing, refusing):
     case, actual = failing
     request = {"id": 3, "op": "check", "case": case, "actual": actual, "diagnose": True}
     found = serve.answer(json.dumps(request).encode())
-    assert found["ok"] and found["exit_code"] == 1 and found["result"]["diagnosis"]["named"]
+    assert found["ok"] and found["exit_code"] == 1 and found["result"]["diagnosis"]["summary"] == UNTOLD
 
 
-def test_the_fixture_says_what_is_suspected(failing):
+def test_the_fixture_says_what_is_not_suspected(failing, refusing):
     case = read_case(failing[0])
     oracle = Oracle(None, None)
     right = results(case)
@@ -140,7 +172,7 @@ def test_the_fixture_says_what_is_suspected(failing):
     wrong = results(dataclasses.replace(case, softcap=None))
     with pytest.raises(pytest.fail.Exception) as error:
         oracle.check(case, wrong["out"], wrong["lse"])
-    assert "cap" in str(error.value).splitlines()[1]
+    assert str(error.value).splitlines()[1] == UNTOLD
 
 
 @pytest.mark.parametrize("options", ["kpe=3", "topk=40,invalid=none,topk_by=slot", "kv_heads=2", "softcap=9"])
