@@ -19,7 +19,7 @@ from mla_oracle import (
     serve,
     write_case,
     write_result,
-)  # fmt: skip
+)
 from mla_oracle.locate import locate
 from mla_oracle.pytest_plugin import Oracle
 
