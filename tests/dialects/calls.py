@@ -152,7 +152,8 @@ def _tokenspeed(draw):
 
 
 def _masked(draw):
-    rows = one(draw, "format=q8_0,dtype=f32", "dtype=f16", "dtype=f16,bias=mask", "dtype=bf16")
+    biased = ("dtype=f16,bias=mask", "dtype=f16,bias=normal", "dtype=f16,bias=alibi")
+    rows = one(draw, "format=q8_0,dtype=f32", "dtype=f16", "dtype=bf16", *biased)
     options = some(draw, "softcap=20", "sinks=infinite", "window=20,first=3")
     return f"lens={lens(draw)},tokens={one(draw, 1, 3)},q_dtype=f32,{rows}{options}"
 

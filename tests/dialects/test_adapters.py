@@ -21,7 +21,8 @@ MOVES = set(
 
 
 def test_the_table_in_the_readme_is_the_adapters(capsys):
-    assert f"\n{table.table()}\n" in README, "mla-oracle dialects prints the table"
+    listed = README[README.index("| dialect | call |") :].partition("\n\n")[0]
+    assert listed == table.table(), "mla-oracle dialects prints the table"
     assert cli.main(["dialects"]) == 0 and capsys.readouterr().out == table.table() + "\n"
 
 

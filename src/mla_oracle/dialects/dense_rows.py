@@ -19,8 +19,8 @@ def dense(case: PagedCase, cache: Array) -> tuple[Array, Array]:
     The mask is the bias of every key that is seen, and -inf for all others. A row that no query sees is 0, as in a
     cache that was cleared: a mask that is added does not stop a NaN.
     """
-    if case.seq_lens is None or cache.ndim != 3:
-        raise InputError("topk_by is 'slot' or kv_cache has several heads, expected tokens of a request and one head")
+    if cache.ndim != 3:
+        raise InputError(f"kv_cache is {list(cache.shape)}, expected one key/value head")
     problem = checked(case, "f64")
     heads = 1 if problem.bias is None else problem.bias.shape[1]
     requests, columns = len(case.seq_lens), max(1, int(case.seq_lens.max(initial=0)))

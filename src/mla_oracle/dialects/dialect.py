@@ -42,6 +42,7 @@ class Dialect:
     limits: ClassVar[Limits] = {}
     called: ClassVar[Mapping[str, str]] = {}  # fields of the case that messages call otherwise
     itself: ClassVar[str] = ""  # what the call decides whatever it is given, in words
+    selects: ClassVar[bool] = False  # its keys are a list of slots: it has no table and no lengths
     masks: ClassVar[str] = ""  # what decides which keys are seen, in words
     # What the call returns.
     out: ClassVar[str] = "out"
@@ -107,6 +108,10 @@ class Dialect:
             for name, used in (("page_ids", case.page_ids is not None), ("shards", case.shards != 1)):
                 if used:
                     raise UnsupportedError(f"{name} is not supported by {who}")
+            if self.selects and case.topk_indices is None:
+                raise UnsupportedError(f"the case cannot be said in {who}: topk_indices is None, expected slots")
+            if case.topk_by == "slot" and not self.selects:
+                raise UnsupportedError(f"the case cannot be said in {who}: topk_by is 'slot', expected a table")
         self.check(case)
         try:
             arguments = {name: value for name, value in self.spell(case).items() if value is not None}

@@ -51,6 +51,7 @@ class Sm120(Dialect):
         "topk_indices": "indices", "sinks": "attn_sink", "softmax_scale": "sm_scale",
         "extra_topk_indices": "extra_indices", "head_dim_v": "d_v",
     }  # fmt: skip
+    selects = True
     masks = "indices; topk_length of the query"
     out, out_axes = "output", "t h d_v"
     lse, lse_axes, lse_base, empty_lse, sinks_in_lse = "out_lse", "t h", "2", -1e30, True

@@ -139,6 +139,7 @@ class SparseDecode(Dialect):
     fixed = {"skip_softmax_threshold_scale_factor": None}
     limits = {"page": (32, 64), "d": (576, 320, 512)}
     called = {**SCALES, "q": "query", "topk_indices": "block_tables"}
+    selects = True
     masks = "indices"
     out_axes = "b q_len h kv_lora_rank"
     lse, lse_axes, lse_base = "lse", "b*q_len h", "2"
@@ -203,6 +204,7 @@ class TwoCaches(Dialect):
         **SCALES, "q": "query", "kv_cache": "swa_kv_cache", "extra_kv_cache": "compressed_kv_cache",
         "topk_indices": "sparse_indices", "extra_topk_indices": "sparse_indices", "topk_length": "sparse_topk_lens",
     }  # fmt: skip
+    selects = True
     masks = "indices; sparse_topk_lens of the query"
     out_axes = "b q_len h 512"
 

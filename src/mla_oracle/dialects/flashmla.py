@@ -109,6 +109,7 @@ class SparseDecode(Dialect):
         "extra_kv_cache": "extra_k_cache",
         "extra_topk_indices": "extra_indices_in_kvcache",
     }
+    selects = True
     masks = "indices; topk_length of the request"
     out_axes = "b s_q h head_dim_v"
     lse, lse_axes, empty_lse = "lse", "b h s_q", math.inf
@@ -180,6 +181,7 @@ class SparsePrefill(Dialect):
         "kv_cache": "kv", "topk_indices": "indices", "sinks": "attn_sink", "softmax_scale": "sm_scale",
         "head_dim_v": "d_v",
     }  # fmt: skip
+    selects = True
     masks = "indices; topk_length of the query"
     out_axes = "s_q h d_v"
     lse, lse_axes, empty_lse = "lse", "s_q h", math.inf
@@ -201,8 +203,7 @@ class SparsePrefill(Dialect):
 
     def spell(self, case: PagedCase) -> dict[str, Any]:
         indices = spelling.flat(case, spelling.by_slot(case, case.topk_indices, case.topk_length))
-        if indices is None:
-            raise InputError("topk_indices is missing")
+        assert indices is not None
         return {
             "q": spelling.rows_of(case, "N"),
             "kv": tokens_as_blocks(spelling.one_head(spelling.joined(case))),
