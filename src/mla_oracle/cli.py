@@ -155,6 +155,7 @@ def _add_suite(suite: argparse.ArgumentParser) -> None:
     run.add_argument("cases", nargs="+", help="folders with suite.json or case files, case files, or ids")
     run.add_argument("--exec", required=True, dest="line", metavar="CMD", help="a command with {case} and {out}")
     run.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at a time (default: 1)")
+    _add_dialect(run)
     run.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds a case may take (default: 300)")
     run.add_argument("--numerics", metavar="SPEC", help="what the kernel rounds, as for check")
     for name, what in (("junit", "JUnit XML"), ("json", "JSON"), ("html", "one HTML page")):
@@ -266,7 +267,7 @@ def _suite(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
         asked = ("dtype", "block", "max_tokens", "kinds", "beyond", "numerics", "out")
         how = {name: getattr(args, name) for name in asked}
         return 0, command.make_suite(args.geometry, **how, say=_say)
-    how = {name: getattr(args, name) for name in ("jobs", "timeout", "numerics")}
+    how = {name: getattr(args, name) for name in ("jobs", "timeout", "numerics", "dialect")}
     files = {name: getattr(args, name) for name in ("junit", "json", "html")}
     report, answer = command.run_command(args.cases, args.line, **how, files=files, say=_say)
     return int(not report.passed), answer

@@ -18,8 +18,9 @@ from test_public_bugs import rounded
 
 from mla_oracle import cli, commands, generate, write_case, write_result
 from mla_oracle.dialects import NAMES, files, get
-from mla_oracle.errors import InputError
+from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.serve import serve
+from mla_oracle.suites.command import run_command
 from mla_oracle.tensorfile import read_tensors, write_tensors
 
 pytest_plugins = ["pytester"]
@@ -230,3 +231,27 @@ def test_a_harness_in_cpp_speaks_a_dialect_through_its_tensor_maps(tmp_path):
     environment = os.environ | {"MLA_ORACLE": str(oracle)}
     done = subprocess.run([program, TWO, tmp_path], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "10\n10\n"), done.stderr
+
+
+def test_a_suite_runs_a_command_that_speaks_a_dialect(tmp_path, capsys):
+    """Right in f32; a case that the call cannot say is left out by name, and one that it gets wrong is found."""
+    oracle = f"{sys.executable} -m mla_oracle run {{case}} -o {{out}} --precision f32 --dialect"
+    cases = [TWO, f"{TWO},softcap=9", f"{DECODE},inputs=peaked"]
+    asked = ("suite", "run", *cases, "--dialect", "flashmla-dense")
+    code, answer, words = run(capsys, *asked, "--exec", f"{oracle} flashmla-dense")
+    assert code == 0 and answer["dialect"] == "flashmla-dense" and "softcap is 9.0, it has None" in words
+    assert [left["case"] for left in answer["left_out"]] == [cases[1]]
+    script = tmp_path / "engine.py"
+    script.write_text(
+        "import sys\n"
+        "from mla_oracle import write_result\n"
+        "from mla_oracle.dialects import files\n"
+        "call = files.load_call(sys.argv[1], 'flashmla-dense')\n"
+        "arguments = call.dialect.from_case(call.case)\n"
+        "results = call.dialect.run(**arguments | {'causal': False})\n"
+        "write_result(sys.argv[2], results, {})\n"
+    )
+    code, answer, words = run(capsys, *asked, "--exec", f"{sys.executable} {script} {{case}} {{out}}")
+    assert code == 1 and "fail: " in words and "pass: " in words
+    with pytest.raises(UnsupportedError, match=r"^none of 1 cases can be said in dialect 'flashmla-dense'$"):
+        run_command([cases[1]], "engine {case} {out}", dialect="flashmla-dense")

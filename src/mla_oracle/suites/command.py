@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import InputError
+from ..cases import Case
+from ..errors import InputError, UnsupportedError
 from .choose import Suite, choose
 from .engines import Command
 from .extended import extended, names_of
@@ -140,20 +141,27 @@ def run_command(
     timeout: float | None = 300.0,
     numerics: str | None = None,
     files: dict[str, str | None] | None = None,
+    dialect: str | None = None,
     say: Say = lambda line: None,
 ) -> tuple[Report, JSON]:
-    """Run the command `line` over the cases; say the table, write junit, json and html files where they are named."""
+    """Run the command `line` over the cases; say the table, write junit, json and html files where they are named.
+
+    With a `dialect`, over those that its call can say; the others are left out, and said.
+    """
     if jobs < 1:
         raise InputError(f"jobs is {jobs}, expected 1 or more")
     if timeout is not None and not timeout > 0:
         raise InputError(f"timeout is {timeout}, expected a number of seconds above 0")
-    engine = Command(line, timeout)
+    engine = Command(line, timeout, dialect)
     wanted = {name: path for name, path in (files or {}).items() if path is not None}
     for path in wanted.values():
         folder = os.path.dirname(os.path.realpath(path))
         if os.path.isdir(path) or not os.path.isdir(folder):
             raise InputError(f"{path} cannot be written, expected the name of a file in a folder that exists")
-    cases = [case for source in sources for case in cases_of(source)]
+    cases: list[Case | str] = [case for source in sources for case in cases_of(source)]
+    left_out: list[JSON] = []
+    if dialect is not None:
+        cases, left_out = _spoken([str(case) for case in cases], dialect, say)
 
     def progress(outcome: Outcome, done: int, total: int) -> None:
         suspected = f", {outcome.suspected}" if outcome.suspected else ""
@@ -171,4 +179,21 @@ def run_command(
             unwritten.append(error)
     if unwritten:
         raise unwritten[0]
-    return report, report.as_json()
+    return report, report.as_json() | ({} if dialect is None else {"dialect": dialect, "left_out": left_out})
+
+
+def _spoken(cases: list[str], dialect: str, say: Say) -> tuple[list[Case | str], list[JSON]]:
+    """The cases of the calls that say `cases`, and which there is none for."""
+    from ..dialects.files import load_call
+
+    spoken: list[Case | str] = []
+    left_out: list[JSON] = []
+    for case in cases:
+        try:
+            spoken.append(load_call(case, dialect).case)
+        except UnsupportedError as error:
+            left_out.append({"case": case, "reason": str(error)})
+            say(f"left out: {case}: {error}")
+    if not spoken:
+        raise UnsupportedError(f"none of {len(cases)} cases can be said in dialect {dialect!r}")
+    return spoken, left_out

@@ -2,6 +2,7 @@
 """Engines: what computes a case. Any callable case -> {"out": ..., "lse": ...} or (out, lse), or a command.
 
 Command("my-kernel {case} {out}", timeout=60)       # reads a case file, writes a result file
+Command("my-kernel {case} {out}", dialect="flashmla-dense")  # reads a call, writes what it returned
 """
 
 from __future__ import annotations
@@ -45,10 +46,14 @@ class NoEngine(InputError):
 
 @dataclass(frozen=True)
 class Command:
-    """A command line in which {case} and {out} stand for files; no shell reads it. timeout in seconds, None: none."""
+    """A command line in which {case} and {out} stand for files; no shell reads it. timeout in seconds, None: none.
+
+    With a dialect the files are a call and what it returned; the cases are those of calls (dialects.files.load_call).
+    """
 
     line: str
     timeout: float | None = None
+    dialect: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("{case}", "{out}"):
@@ -61,11 +66,9 @@ class Command:
 
     def __call__(self, case: Case) -> dict[str, Array]:
         """The results that the command writes. Raises EngineCrash, EngineHang, NoEngine."""
-        from ..exchange import read_result, write_case
-
         with _folder() as folder:
             files = {"{case}": f"{folder}/case.safetensors", "{out}": f"{folder}/out.safetensors"}
-            write_case(files["{case}"], case)
+            self._write(files["{case}"], case)
             words = shlex.split(self.line)
             for mark, path in files.items():
                 words = [word.replace(mark, path) for word in words]
@@ -78,9 +81,28 @@ class Command:
             if not os.path.lexists(files["{out}"]):
                 raise EngineCrash("exit code 0, but no result file was written", stderr)
             try:
-                return read_result(files["{out}"])
+                return self._read(files["{out}"], case)
             except InputError as error:
                 raise EngineCrash(str(error).replace(files["{out}"], "the result file"), stderr) from None
+
+    def _write(self, path: str, case: Case) -> None:
+        if self.dialect is None:
+            from ..exchange import write_case
+
+            return write_case(path, case)
+        from ..dialects import files, get
+
+        files.write_call(path, get(self.dialect), case)
+
+    def _read(self, path: str, case: Case) -> dict[str, Array]:
+        from ..exchange import read_result
+
+        results = read_result(path)
+        if self.dialect is None:
+            return results
+        from ..dialects import get
+
+        return get(self.dialect).read(case, results)
 
     def _run(self, words: list[str], folder: str) -> tuple[int | None, str]:
         """Exit code, None after the timeout, and the end of stderr; the command and its group are gone afterwards."""
