@@ -171,6 +171,7 @@ class Oracle:
 
 def _suspected(case: Any, actual: dict[str, Any], numerics: Any) -> list[str]:
     """A line that says what was computed instead; none where the results have not the form of any."""
+    from .commands import untold
     from .diagnosis import diagnose
     from .errors import InputError, UnsupportedError
     from .locate import in_row_axes
