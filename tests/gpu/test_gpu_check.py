@@ -13,7 +13,7 @@ from mla_oracle.errors import MissingError
 from mla_oracle.gpu import driver, nvrtc, sources
 from mla_oracle.gpu.arguments import signatures
 from mla_oracle.gpu.check import __main__ as command
-from mla_oracle.gpu.check import accumulation, instructions, limits, trials
+from mla_oracle.gpu.check import accumulation, instructions, limits, supervisor, trials
 from mla_oracle.gpu.check.part import Bench
 from mla_oracle.gpu.check.report import Report
 from mla_oracle.gpu.check.table import INSTRUCTIONS, Instruction
@@ -372,3 +372,17 @@ print(clock.microseconds(bench, lambda index: bench.machine.launch(none, (index 
     assert [call[1] for call in order[:3]] == ["none", "none", "bench_wait"]
     assert [call[1] for call in order[3:11]] == ["bench_read", "0xe0", "none", "0xe0"] * 2
     assert len(order) == 3 + 30 * 4  # what takes no time is repeated as often as anything is
+
+
+def test_an_interrupt_ends_the_part_and_leaves_a_report_that_says_so(tmp_path, monkeypatch):
+    report = Report(tmp_path / "report.json", {})
+
+    def interrupted(child, report, part, deadline):
+        report.add(part, {"name": "first", "ok": True})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(supervisor, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.run(report, "trials", "mla_oracle.gpu.check.trials", "ptx", 60)
+    ended = json.loads((tmp_path / "report.json").read_text())["parts"]["trials"]
+    assert ended["status"] == "interrupted" and ended["findings"][0]["name"] == "first"

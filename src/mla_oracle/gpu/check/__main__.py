@@ -67,7 +67,11 @@ def main(argv: Sequence[str] | None = None, parts: Mapping[str, tuple[str, float
     for index, name in enumerate(chosen):
         module, share = parts[name]
         budget = max(deadline - monotonic(), 1) * share / sum(parts[other][1] for other in chosen[index:])
-        supervisor.run(report, name, module, given.machine, budget)
+        try:
+            supervisor.run(report, name, module, given.machine, budget)
+        except KeyboardInterrupt:
+            print(f"{name}: interrupted, {given.report} has what was found", file=sys.stderr)
+            return 130
         ended = report.parts[name]
         print(f"{name}: {ended['status']} in {ended['seconds']} s {ended['note']}", file=sys.stderr, flush=True)
     print(report.table())

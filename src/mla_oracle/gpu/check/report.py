@@ -14,7 +14,7 @@ from typing import Any
 SCHEMA = "mla-oracle-gpu-check/1"
 Finding = dict[str, Any]
 MAIN = "paged mma bf16"  # the subject of which the table has every timing
-ENDS = ("done", "out of time", "failed")  # how a part can end
+ENDS = ("done", "out of time", "failed", "interrupted")  # how a part can end
 
 
 class Report:

@@ -28,6 +28,9 @@ def run(report: Report, part: str, module: str, machine: str, budget: float) -> 
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=words, start_new_session=True) as child:
             try:
                 in_time = _read(child, report, part, began + budget)
+            except KeyboardInterrupt:
+                report.end(part, "interrupted", time.monotonic() - began)
+                raise
             finally:
                 if child.poll() is None:
                     os.killpg(child.pid, signal.SIGKILL)
