@@ -48,6 +48,8 @@ def make_suite(
     """
     from ..exchange import write_case
     from ..inputs import generate
+    from ..mutants import bank
+    from ..mutants.lists import of_lists
 
     wanted = tuple(kinds.split("+"))
     for kind in wanted:
@@ -63,7 +65,8 @@ def make_suite(
         ids = extended(sizes_of(geometry, dtype), names_of(beyond), block=block)
     if not ids:
         raise InputError(f"there are no {kinds} cases of {geometry!r}, expected a geometry that has a name")
-    suite = choose(ids, numerics, progress=say)
+    asked = None if beyond is None else tuple(mutant for mutant in bank() if of_lists(mutant.name))
+    suite = choose(ids, numerics, mutants=asked, progress=say)
     answer: JSON = {"geometry": geometry, **({} if beyond is None else {"with": beyond}), **suite.as_json()}
     say(coverage(suite))
     if out is not None:

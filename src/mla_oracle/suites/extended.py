@@ -84,6 +84,8 @@ SETS: dict[str, tuple[str, ...]] = {
         f"{LENS},format=fp8_ds_mla,topk=72,topk_by=slot,topk_length=query,tokens=2,unread=numbers",
         f"{LENS},format=fp8_ds_mla,topk=40,topk_outside=skip,invalid=rows,unread=numbers",
         f"{SHORT},format=fp8_ds_mla,topk=12,topk_by=slot,topk_outside=skip,tokens=2,unread=numbers",
+        f"{SHORT},format=fp8_ds_mla,topk=40,tokens=2,unread=numbers",
+        f"{HOT},format=fp8_ds_mla,topk=4",
     ),
     "v4": (
         f"{LENS},format=model1,topk=40,topk_by=slot,topk_length=query,sinks=normal,extra=9+3+40+17+0,extra_topk=16,"
