@@ -241,6 +241,8 @@ def test_a_suite_runs_a_command_that_speaks_a_dialect(tmp_path, capsys):
     code, answer, words = run(capsys, *asked, "--exec", f"{oracle} flashmla-dense")
     assert code == 0 and answer["dialect"] == "flashmla-dense" and "softcap is 9.0, it has None" in words
     assert [left["case"] for left in answer["left_out"]] == [cases[1]]
+    triton = ("suite", "run", f"{DECODE},block=16", "--dialect", "vllm-triton", "--exec", f"{oracle} vllm-triton")
+    assert run(capsys, *triton)[0] == 0
     script = tmp_path / "engine.py"
     script.write_text(
         "import sys\n"
