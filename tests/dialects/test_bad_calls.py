@@ -93,6 +93,7 @@ def first(value):
         ("flashinfer-cutlass", {"page_table": lambda x: x[:, :3]}, "page_table has 3 blocks of 32, expected tiles of 128 rows to be full"),
         ("flashinfer-trtllm", {"bmm1_scale": np.ones(1, np.float32)}, "bmm1_scale is a ndarray, expected a number"),
         ("flashinfer-trtllm", {"kv_lora_rank": 448}, "kv_lora_rank is 448 and qk_rope_head_dim 64, expected 576 together"),
+        ("flashinfer-trtllm", {"backend": "cute-dsl"}, "backend is 'cute-dsl', expected auto or trtllm-gen"),
         ("flashinfer-trtllm", {"sparse_mla_top_k": 64}, "sparse_mla_top_k is 64, expected 0: flashinfer-trtllm has no other"),
         ("flashinfer-trtllm", {"query": lambda q: q[:, 0]}, "cum_seq_lens_q and query disagree"),
         ("flashinfer-sm120", {"kv_scale_format": "ue8m0"}, "kv_scale_format is 'ue8m0', expected auto or pow2_fp32 or arbitrary_fp32"),

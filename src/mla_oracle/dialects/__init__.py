@@ -29,7 +29,7 @@ _HOMES = {
     "flashinfer-cutlass": "flashinfer",
     "flashinfer-trtllm": "flashinfer_trtllm",
     "flashinfer-trtllm-sparse": "flashinfer_trtllm",
-    "flashinfer-dsv4": "flashinfer_trtllm",
+    "flashinfer-dsv4": "flashinfer_dsv4",
     "flashinfer-sm120": "flashinfer_sm120",
     "vllm-triton": "vllm",
     "vllm-cpu": "vllm",

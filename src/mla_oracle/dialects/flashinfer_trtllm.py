@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's trtllm-gen decode (SM100): by tables, by a sparse selection, and DeepSeek V4's two caches.
+"""FlashInfer's trtllm-gen decode (SM100): by tables, and by a sparse selection.
 
-Read from flashinfer-ai/flashinfer fb28d72: flashinfer/mla/_core.py (trtllm_batch_decode_with_kv_cache_mla,
-trtllm_batch_decode_sparse_mla_dsv4). The one scale of the scores, bmm1_scale, is 1.0 unless it is given: callers fold
-the softmax scale and those of an fp8 query and cache into it, and that of the values into bmm2_scale.
+Read from flashinfer-ai/flashinfer fb28d72: flashinfer/mla/_core.py. The one scale of the scores, bmm1_scale, is
+1.0 unless it is given: callers fold the softmax scale and those of an fp8 query and cache into it, and that of the
+values into bmm2_scale.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from ..arrays import Array
 from ..cache_layouts import cache_view
 from ..cases import PagedCase
 from ..checks import arguments_named
 from ..errors import InputError
-from ..selections import join_selection, split_selection
 from ..tables import from_block_offsets
 from . import spelling
 from .arguments import Given, tensor, value
@@ -25,9 +21,10 @@ from .dialect import Dialect
 
 SOURCE = "flashinfer-ai/flashinfer fb28d72 flashinfer/mla/_core.py"
 LAUNCH = (
-    "workspace_buffer", "qk_nope_head_dim", "max_seq_len", "out", "enable_pdl", "backend", "is_var_seq", "lse",
-    "return_lse", "max_q_len",
+    "workspace_buffer", "qk_nope_head_dim", "max_seq_len", "out", "enable_pdl", "is_var_seq", "lse", "return_lse",
+    "max_q_len",
 )  # fmt: skip
+BACKENDS = ("auto", "trtllm-gen")  # cute-dsl and xqa return another LSE, or none
 SCALES = {"softmax_scale": "bmm1_scale", "output_scale": "bmm2_scale"}
 
 
@@ -60,6 +57,7 @@ class Decode(Dialect):
         "seq_lens": tensor("b", "i32"),
         "bmm1_scale": value(float, 1.0),
         "bmm2_scale": value(float, 1.0),
+        "backend": value(str, "auto", choices=BACKENDS),
         "sinks": tensor("h", "f32", None),
         "cum_seq_lens_q": tensor("b+1", "i32", None),
         "uses_shared_paged_kv_idx": value(bool, True),
@@ -133,6 +131,7 @@ class SparseDecode(Dialect):
         "sparse_mla_top_k": value(int, 0),
         "bmm1_scale": value(float, 1.0),
         "bmm2_scale": value(float, 1.0),
+        "backend": value(str, "auto", choices=BACKENDS),
         "sinks": tensor("h", "f32", None),
     }
     launch = (*LAUNCH, "seq_lens", "uses_shared_paged_kv_idx")
@@ -177,80 +176,6 @@ class SparseDecode(Dialect):
         return case.sinks is None
 
 
-class TwoCaches(Dialect):
-    """trtllm_batch_decode_sparse_mla_dsv4: rows of 512 that are key and value, a window's cache and a compressed one.
-
-    The first 128 columns of sparse_indices are slots of swa_kv_cache, the others of compressed_kv_cache;
-    sparse_topk_lens of each query counts those 128 as well. No LSE.
-    """
-
-    name = "flashinfer-dsv4"
-    call = "trtllm_batch_decode_sparse_mla_dsv4"
-    source = SOURCE
-    arguments = {
-        "query": tensor("b q_len h 512", "bf16"),
-        "swa_kv_cache": tensor("swa_pages 1 swa_page 512", "bf16"),
-        "compressed_kv_cache": tensor("pages 1 page 512", "bf16"),
-        "sparse_indices": tensor("b q_len topk", "i32"),
-        "sparse_topk_lens": tensor("b q_len", "i32"),
-        "bmm1_scale": value(float, 1.0),
-        "bmm2_scale": value(float, 1.0),
-        "sinks": tensor("h", "f32", None),
-    }
-    launch = ("workspace_buffer", "seq_lens", "out", "enable_pdl")
-    fixed = {"kv_layout": "HND"}
-    limits = {"h": (8, 16, 32, 64, 128)}
-    called = {
-        **SCALES, "q": "query", "kv_cache": "swa_kv_cache", "extra_kv_cache": "compressed_kv_cache",
-        "topk_indices": "sparse_indices", "extra_topk_indices": "sparse_indices", "topk_length": "sparse_topk_lens",
-    }  # fmt: skip
-    selects = True
-    masks = "indices; sparse_topk_lens of the query"
-    out_axes = "b q_len h 512"
-
-    def canonical(self, given: Given) -> dict[str, Any]:
-        main, main_length, extra, extra_length = split_selection(given.sparse_indices, given.sparse_topk_lens, 128)
-        return {
-            "q": given.query,
-            "kv_cache": cache_view(given.swa_kv_cache, "PKSD"),
-            "topk_indices": main,
-            "topk_length": main_length,
-            "extra_kv_cache": cache_view(given.compressed_kv_cache, "PKSD"),
-            "extra_topk_indices": extra,
-            "extra_topk_length": extra_length,
-            "topk_by": "slot",
-            "sinks": given.sinks,
-            "head_dim_v": 512,
-            "causal": False,
-            **scales(given),
-        }
-
-    def spell(self, case: PagedCase) -> dict[str, Any]:
-        main, extra = (spelling.batched(case, x) for x in (case.topk_indices, case.extra_topk_indices))
-        whole = case.topk_length is None or bool((case.topk_length == 128).all())
-        if main is None or extra is None or main.shape[-1] != 128 or not whole:
-            raise InputError("topk_indices are not 128 whole columns before those of a second cache")
-        cache = case.extra_kv_cache
-        indices, lengths = join_selection(main, extra, _of_queries(case))
-        return {
-            "query": spelling.rows_of(case),
-            "swa_kv_cache": spelling.one_head(spelling.joined(case))[:, None],
-            "compressed_kv_cache": None if cache is None else cache[:, None],
-            "sparse_indices": indices,
-            "sparse_topk_lens": lengths,
-            "sinks": case.sinks,
-            **spelled_scales(case),
-        }
-
-
-def _of_queries(case: PagedCase) -> Array | None:
-    """extra_topk_length of every query [B, T]."""
-    length: Array | None = case.extra_topk_length
-    if length is not None and length.shape != case.q.shape[:-2]:
-        return np.broadcast_to(length[:, None], (len(length), spelling.tokens_of(case)))
-    return spelling.batched(case, length)
-
-
 def _widths(given: Given) -> None:
     if given.kv_lora_rank + given.qk_rope_head_dim != given.sizes["d"]:
         raise InputError(
@@ -259,4 +184,4 @@ def _widths(given: Given) -> None:
         )
 
 
-DIALECTS = (Decode(), SparseDecode(), TwoCaches())
+DIALECTS = (Decode(), SparseDecode())
