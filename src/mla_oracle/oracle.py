@@ -98,7 +98,12 @@ def backend_of(case: Case, backend: str = "auto") -> str:
         case PagedCase():
             if case.extensions():
                 problem = canonical.checked(case, "f64")
-                return canonical.backend_of(problem, list(problem.seen), backend)
+                used = canonical.backend_of(problem, list(problem.seen), backend)
+                if used in KERNELS:
+                    from .gpu import canonical as of_kernels
+
+                    of_kernels.how(case, f"backend {used!r}")
+                return used
             return choose(backend, paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v))
     return backend if backend in KERNELS else "strict"
 
@@ -108,9 +113,9 @@ def kernel_of(case: Case, backend: str, kernel: str | None = None) -> str | None
     if backend not in KERNELS or not isinstance(case, PagedCase):
         return None
     if case.extensions():
-        from .gpu import canonical as of_canonical
+        from .gpu import canonical as of_kernels
 
-        return of_canonical.kernel_of(case, machine(backend).arch, f"backend {backend!r}")
+        return of_kernels.kernel_of(case, machine(backend).arch, f"backend {backend!r}")
     from .gpu.paged import kernel_of
 
     return kernel_of(case.q, case.kv_cache, case.head_dim_v, machine(backend).arch, kernel)

@@ -37,9 +37,10 @@ def test_it_is_computed_by_strict_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["fast", "cuda", "ptx"])
-def test_another_backend_is_refused_by_the_name_of_the_first_option(backend):
-    with pytest.raises(UnsupportedError, match=rf"^window_left is not supported by backend '{backend}'$"):
-        backend_of(windowed(), backend)
+def test_a_backend_that_does_not_know_an_option_is_refused_by_its_name(backend):
+    assert backend_of(windowed(), backend) == backend
+    with pytest.raises(UnsupportedError, match=rf"^softcap is not supported by backend '{backend}'$"):
+        backend_of(windowed(softcap=3.0), backend)
 
 
 def test_pages_apart_and_shards_are_refused_with_an_option():
