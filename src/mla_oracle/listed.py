@@ -67,7 +67,8 @@ def attend(
         )
         if rows.places.factor != 1:
             part[0][...] *= real.type(rows.places.factor)
-        out[:, :, heads], lse[:, :, heads] = part
+        if group != H:
+            out[:, :, heads], lse[:, :, heads] = part
     return out[:, 0], lse[:, 0]
 
 
@@ -124,10 +125,13 @@ def _lists(seen: list[Seen], place: Callable[[int, Array], Any]) -> tuple[Array,
 
 def finish(problem: Problem, out: Array, lse: Array, sinks_in_lse: bool) -> None:
     """Sinks, output_scale, lse_unit and empty_lse, in place."""
+    sunk = bool((problem.sinks > -np.inf).any())
+    if not sunk and (problem.output_scale, problem.lse_unit, problem.empty_lse) == (1, 1, -np.inf):
+        return
     empty = lse == -np.inf
     wide = lse.astype(np.float64)
     factor = np.full(lse.shape, problem.output_scale)
-    if (problem.sinks > -np.inf).any():
+    if sunk:
         sinks = problem.sinks.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             factor /= 1 + np.exp(np.where(sinks == -np.inf, -np.inf, sinks - wide))

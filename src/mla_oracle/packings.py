@@ -24,7 +24,7 @@ from .formats.codes import exponents, rounded, table
 from .formats.format import E8M0
 from .formats.memory import pages_of
 from .formats.nvfp4 import PERMUTED
-from .formats.per_tensor import PerTensor
+from .formats.per_tensor import FlashInferGrouped, PerTensor
 
 RULES = {"f32": 0, "f32_bf16": 0, "bf16": 1, "exponent": 2}
 BF16_READERS = ("f32_bf16", "bf16", "exponent", "exp2", "guarded", "shift", "f16_bf16")
@@ -55,6 +55,7 @@ class Places:
     dtype: int = STORED_BF16  # of dense rows, reference._common.Stored
     packing: Packing | None = None
     factor: float = 1.0
+    held: object = None  # what `elsewhere` is a region of, if not of the cache
 
     def rows(self, slots: Array) -> Array:
         return self.region.at(slots, self.block_size)
@@ -69,6 +70,8 @@ def places_of(cache: Cache, head: int) -> Places | None:
         return _dense(cache, head)
     form = get(cache.format)
     reader = form.reader_of(cache.reader)
+    if isinstance(form, FlashInferGrouped):
+        return _grouped(form, cache, reader)
     if isinstance(form, PerTensor):
         return _per_tensor(form, cache, reader)
     make = _PACKED.get(form.name)
@@ -111,6 +114,34 @@ def _per_tensor(form: PerTensor, cache: Cache, reader: str) -> Places | None:
     folded = float(scale) if reader == "fold" else 1.0
     elsewhere = None if split is None else _region(split)
     return Places(_region(rows), rows.shape[2], cache.block_size, elsewhere, packing=packing, factor=folded)
+
+
+def _grouped(form: FlashInferGrouped, cache: Cache, reader: str) -> Places | None:
+    """Scales and rope lie in two places, so they are laid side by side: a copy of 80 bytes a row."""
+    assert cache.tensors is not None
+    rows, rope = form.arrays(cache.tensors)
+    groups, kpe = form.scales(cache.tensors, rows)
+    if reader not in BF16_READERS or _gapped(rows):
+        return None
+    assert rope is not None and kpe is not None
+    beside = np.concatenate([np.ascontiguousarray(groups).view(np.uint8), rope], axis=-1)
+    packing = Packing(
+        table(form.element)[:, None],
+        group=128,
+        groups=4,
+        step=128,
+        scale_bytes=4,
+        scale_at=_steps(0, 4, 4),
+        scales_apart=True,
+        rule=RULES[reader],
+        **_rounding(reader),
+        rest=16,
+        rest_apart=True,
+        rest_dtype=CODES,
+        rest_numbers=table(form.element),
+        rest_factor=_factor(kpe, "bf16"),
+    )
+    return Places(_region(rows), 512, cache.block_size, _region(beside), packing=packing, held=beside)
 
 
 def _factor(scale: Array, reader: str) -> float:
