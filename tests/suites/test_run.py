@@ -98,6 +98,14 @@ def test_what_an_engine_returns_in_the_wrong_form_fails_with_the_form():
         assert outcome.verdict == "fail" and outcome.reason.startswith(words), outcome.reason
 
 
+@pytest.mark.parametrize("numerics", ["bogus", "p=foo", {"rows": "f32"}])
+def test_numerics_that_are_none_are_refused_and_not_the_engines_failure(numerics):
+    ran = []
+    with pytest.raises(InputError, match="numerics"):
+        run_suite(IDS[:1], lambda case: ran.append(case) or right(case), numerics=numerics)
+    assert not ran
+
+
 def test_threads_and_processes_give_the_same_report():
     alone = run_suite(IDS, unmasked)
     with ThreadPoolExecutor(2) as threads:

@@ -69,12 +69,15 @@ def _name(case: Case | str) -> str:
 
 
 def run_one(case: Case | str, engine: Engine, numerics: Any = None) -> Outcome:
-    """The outcome of one case. Raises InputError for a case that cannot be read or a command that cannot be run."""
+    """The outcome of one case. Raises InputError for a case that cannot be read, no numerics, no command to run."""
     from ..exchange import load_case
+    from ..numerics import resolve
 
     name = _name(case)
     problem = load_case(case) if isinstance(case, str) else case
     name = problem.id or name
+    if isinstance(problem, (PagedCase, DenseCase)):
+        resolve(numerics, problem, {})
     start = time.perf_counter()
     try:
         returned = engine(problem)
