@@ -74,6 +74,12 @@ def test_a_wrong_engine_fails_where_the_bug_shows_and_its_class_is_named():
     assert (cube[3, 2] <= 1).all() and (cube[3, 0] > 1).all()
 
 
+def test_cases_that_pass_although_the_suspected_class_would_fail_them_are_told():
+    report = run_suite(IDS, lambda case: unmasked(case) if case.kv_cache.shape[1] == 1 else right(case))
+    assert [o.verdict for o in report.outcomes] == ["pass", "pass", "fail"]
+    assert report.summary.endswith("1 failing case; 1 case passes that it would fail")
+
+
 def test_an_engine_that_raises_is_a_crash_and_not_an_end():
     report = run_suite(IDS[:2], raising)
     assert [(o.verdict, o.reason) for o in report.outcomes] == [("crash", "ValueError: no such layout")] * 2

@@ -196,4 +196,4 @@ def _predicted(mutant: Mutant, passing: list[Case | str]) -> str:
 
     loaded = [load_case(case) if isinstance(case, str) else case for case in passing]
     against = sum(bool(discrimination(case, mutants=(mutant,)).seen) for case in loaded)
-    return f"; {against} cases pass that it would fail" if against else ""
+    return f"; {against} case{'s pass' if against > 1 else ' passes'} that it would fail" if against else ""
