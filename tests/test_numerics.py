@@ -61,6 +61,7 @@ def test_the_dtypes_of_the_results_are_theirs_whatever_is_declared(case) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("p=bf16,p=f32", "numerics gives p twice, expected it once"),
         ("flashmlaa", "numerics is 'flashmlaa', expected field=value or one of flashmla"),
         ("", "numerics is '', expected field=value"),
         ("p=f8", "numerics p is 'f8', expected f32 or bf16x2 or tf32"),

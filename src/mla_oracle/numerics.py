@@ -158,6 +158,8 @@ def parse(text: str) -> dict[str, Any]:
             fields |= KERNELS[name].rounds
             said.append(f"preset {name}")
             continue
+        if f"declared {name}" in (one.partition("=")[0] for one in said):
+            raise InputError(f"numerics gives {name} twice, expected it once")
         said.append(f"declared {item}")
         fields[name] = _read(name, value)
     return {**fields, "origin": ", ".join(said)}
