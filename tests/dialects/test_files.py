@@ -14,7 +14,7 @@ import pytest
 from engines import ENGINES
 from test_bad_calls import IDS
 from test_conventions import DECODE, MLA, said
-from test_public_bugs import rounded
+from test_dialect_bugs import rounded
 
 from mla_oracle import cli, commands, generate, write_case, write_result
 from mla_oracle.dialects import NAMES, files, get
