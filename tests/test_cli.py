@@ -266,6 +266,9 @@ def test_the_options_of_run_and_check_arrive(tmp_path: Path, case_file: Path, re
     assert tensors["out"]["dtype"] == tensors["lse"]["dtype"] == "f32"
     tensors = run("run", case_file, "--out-dtype", "bf16")[1]["tensors"]
     assert (tensors["out"]["dtype"], tensors["lse"]["dtype"]) == ("bf16", "f64")
+    answer = run("run", case_file, "--precision", "f32", "--isa", "v2", "--threads", "2")[1]
+    assert (answer["backend"], answer["isa"]) == ("fast", "v2")
+    assert run("run", case_file, "--backend", "strict")[1]["isa"] is None
     code, answer, words = run("check", case_file, result_file, "--rtol", "0", "--tol", "1")
     assert code == 0 and not answer["rules"]["allclose"]["accepts"] and answer["rules"]["tol"]["accepts"]
     assert "rule allclose would reject: |g - w| <= 0 + 0 |w|" in words
@@ -275,3 +278,17 @@ def test_a_case_is_not_replaced_by_its_result_and_no_kind_takes_an_unknown_backe
     before = case_file.read_bytes()
     assert run("run", case_file, "-o", case_file)[0] == 2 and case_file.read_bytes() == before
     assert run("run", "merge:", "--backend", "gpu")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "said"),
+    [
+        (PAGED, ("--isa", "v9"), "isa is 'v9', expected one of generic, v2"),
+        (PAGED, ("--isa", "v2", "--backend", "strict"), "isa is 'v2', expected None with backend 'strict'"),
+        (PAGED, ("--threads", "0"), "threads is 0, expected 1 to"),
+        ("merge:", ("--isa", "v2"), "isa is 'v2', expected None for a merge case"),
+    ],
+)
+def test_a_build_or_a_number_of_threads_that_cannot_be_is_exit_2(case: str, options: tuple, said: str) -> None:
+    code, answer, _ = run("run", case, *options)
+    assert code == 2 and said in answer["error"]["message"]

@@ -71,6 +71,8 @@ def test_an_answer_comes_before_the_next_question() -> None:
         ('{"op": "run", "case": "x", "frob": 1}', "does not take frob"),
         ('{"op": "run", "case": "nowhere"}', "nowhere"),
         ('{"op": "check", "case": "' + CASE + '", "actual": "nowhere", "tol": true}', "tol is True"),
+        ('{"op": "run", "case": "x", "threads": "2"}', "threads is '2', expected an integer"),
+        ('{"op": "run", "case": "x", "isa": 3}', "isa is 3, expected a string"),
         ('{"op": "run", "case": "\\u0000:"}', ""),
     ],
 )

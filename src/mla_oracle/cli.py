@@ -55,6 +55,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--precision", choices=("f32", "f64"), help="default: f64, the truth; f32 on cuda and ptx")
     run.add_argument("--backend", default="auto", help="auto, strict, fast, cuda or ptx")
     run.add_argument("--kernel", help="of cuda and ptx, for paged: scalar or mma")
+    run.add_argument("--isa", help="of fast: a build that info lists (default: the best)")
+    run.add_argument("--threads", type=int, metavar="N", help="of fast and ptx (default: all CPUs)")
     run.add_argument("--out-dtype", metavar="DTYPE", help="round out to f32, f16 or bf16")
     _add_dialect(run)
 
@@ -197,6 +199,8 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
                 precision=args.precision,
                 backend=args.backend,
                 kernel=args.kernel,
+                isa=args.isa,
+                threads=args.threads,
                 out_dtype=args.out_dtype,
                 dialect=args.dialect,
             )

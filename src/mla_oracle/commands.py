@@ -77,6 +77,8 @@ def run(
     backend: str = "auto",
     out_dtype: str | None = None,
     kernel: str | None = None,
+    isa: str | None = None,
+    threads: int | None = None,
     dialect: str | None = None,
 ) -> JSON:
     """Compute the expected results of a case (file or id), and write them to `out` if given; in a dialect, as its call
@@ -87,13 +89,15 @@ def run(
     if dialect is None and is_layer_case(source):
         from .layer import command
 
-        if out_dtype is not None or kernel is not None:
-            raise InputError("out_dtype or kernel is given for a layer case, expected neither")
+        for name, value in (("out_dtype", out_dtype), ("kernel", kernel), ("isa", isa), ("threads", threads)):
+            if value is not None:
+                raise InputError(f"{name} is {value!r}, expected none for a layer case")
         return command.compute(source, out, precision=precision or "f64", backend=backend)
     from .backends import KERNELS
     from .checks import choice
     from .dtypes import STORED, round_to
     from .exchange import write_result
+    from .fast.isa import chosen
     from .oracle import backend_of, expected, kernel_of
 
     if out_dtype is not None:
@@ -104,9 +108,9 @@ def run(
     if out is not None and os.path.exists(out) and os.path.exists(source) and os.path.samefile(source, out):
         raise InputError(f"the result file {out} is the case file, expected another name")
     start = time.perf_counter()
-    results = expected(case, precision=precision, backend=backend, kernel=kernel)
+    results = expected(case, precision=precision, backend=backend, threads=threads, isa=isa, kernel=kernel)
     seconds = time.perf_counter() - start
-    used = backend_of(case, backend)
+    used = backend_of(case, backend, isa)
     if out_dtype is not None:
         results = {name: round_to(r, out_dtype) if name.endswith("out") else r for name, r in results.items()}
     if call is not None:
@@ -116,6 +120,7 @@ def run(
         "kind": case.kind,
         "precision": precision,
         "backend": used,
+        "isa": chosen(isa) if used == "fast" else None,
         "kernel": kernel_of(case, used, kernel),
         "seconds": round(seconds, 6),
         "result": None if out is None else str(out),

@@ -34,25 +34,28 @@ def expected(
     precision: str = "f64",
     backend: str = "auto",
     threads: int | None = None,
+    isa: str | None = None,
     kernel: str | None = None,
 ) -> dict[str, Array]:
     """The results of `case` by name: out, and lse where the form has one; the written kv_cache of an append case.
 
-    `kernel` is decode_paged's, for a paged case.
+    `kernel` is decode_paged's, for a paged case; `isa` too, and for the dense forms.
     A sharded paged case has partial_out [S, ...] and partial_lse [S, ...] too, and out is their merge.
     Raises InputError for a case that is not valid; cuda and ptx, UnsupportedError and MissingError too.
     """
-    choose(backend, 0, None, kernel)
+    choose(backend, 0, isa, kernel)
     if kernel is not None and not isinstance(case, PagedCase):
         raise InputError(f"kernel is {kernel!r}, expected None for a {case.kind} case")
+    if isa is not None and not isinstance(case, DenseCase | PagedCase):
+        raise InputError(f"isa is {isa!r}, expected None for a {case.kind} case")
     single = backend if backend in KERNELS else "strict"
     match case:
         case DenseCase():
-            return {"out": _dense(case, precision=precision, backend=backend, threads=threads)}
+            return {"out": _dense(case, precision=precision, backend=backend, threads=threads, isa=isa)}
         case PagedCase():
             if case.extensions():
-                return canonical.attend(case, precision=precision, backend=backend, threads=threads)._asdict()
-            return _paged(case, precision=precision, backend=backend, threads=threads, kernel=kernel)
+                return canonical.attend(case, precision=precision, backend=backend, threads=threads, isa=isa)._asdict()
+            return _paged(case, precision=precision, backend=backend, threads=threads, isa=isa, kernel=kernel)
         case MergeCase():
             merged = merge_states(
                 case.partial_out,
@@ -89,22 +92,23 @@ def check_shapes(case: Case) -> None:
             axes.take("seq_lens", case.seq_lens, "B", ("i32",))
 
 
-def backend_of(case: Case, backend: str = "auto") -> str:
+def backend_of(case: Case, backend: str = "auto", isa: str | None = None) -> str:
     """Which backend `expected` uses for a valid case: not "auto", and "strict" where a kind has no fast one."""
     match case:
         case DenseCase():
             size = dense.multiply_adds(case.kind, _geometry(case), len(case.q_nope), len(case.c_kv))
-            return choose(backend, size)
+            return choose(backend, size, isa)
         case PagedCase():
             if case.extensions():
                 problem = canonical.checked(case, "f64")
-                used = canonical.backend_of(problem, list(problem.seen), backend)
+                used = canonical.backend_of(problem, list(problem.seen), backend, isa)
                 if used in KERNELS:
                     from .gpu import canonical as of_kernels
 
                     of_kernels.how(case, f"backend {used!r}")
                 return used
-            return choose(backend, paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v))
+            size = paged.multiply_adds(case.q, int(case.seq_lens.sum(dtype=np.int64)), case.head_dim_v)
+            return choose(backend, size, isa)
     return backend if backend in KERNELS else "strict"
 
 

@@ -22,7 +22,8 @@ from .errors import InputError, OracleError
 OPERATIONS: dict[str, tuple[Any, dict[str, str]]] = {
     "case": (commands.make_case, {"case_id": "case", "out": "out", "dialect": "dialect"}),
     "run": (commands.run, {"source": "case", "out": "out", "precision": "precision", "backend": "backend",
-                           "out_dtype": "out_dtype", "kernel": "kernel", "dialect": "dialect"}),
+                           "out_dtype": "out_dtype", "kernel": "kernel", "isa": "isa", "threads": "threads",
+                           "dialect": "dialect"}),
     "check": (commands.check, {"source": "case", "actual": "actual", "tol": "tol", "atol": "atol", "rtol": "rtol",
                                "numerics": "numerics", "rules": "rules", "diagnose": "diagnose", "blind": "blind",
                                "complete": "complete", "stages": "stages", "dialect": "dialect"}),
@@ -34,6 +35,10 @@ OPERATIONS: dict[str, tuple[Any, dict[str, str]]] = {
 }
 REQUIRED = {"case": ("case", "out"), "run": ("case",), "check": ("case", "actual"), "diagnose": ("case", "actual"),
             "explain": ("case",), "dialects": (), "info": ()}
+TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("tol", "atol", "rtol"), ((int, float), "a number")),
+    "threads": ((int,), "an integer"),
+}
 
 
 def serve(requests: IO[bytes], answers: IO[str]) -> int:
@@ -100,11 +105,11 @@ def _perform(request: dict[str, Any]) -> dict[str, Any]:
             if not isinstance(value, bool):
                 raise InputError(f"{key} is {value!r}, expected true or false")
             continue
-        number = key in ("tol", "atol", "rtol")
-        if number and isinstance(value, int) and abs(value) >= 2**64:
+        if isinstance(value, int) and abs(value) >= 2**64:
             raise InputError(f"{key} is an integer of more than 64 bits, expected a number")
-        if not isinstance(value, (int, float) if number else str) or isinstance(value, bool):
-            raise InputError(f"{key} is {value!r}, expected {'a number' if number else 'a string'}")
+        kinds, words = TYPES.get(key, ((str,), "a string"))
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise InputError(f"{key} is {value!r}, expected {words}")
     for key in REQUIRED[op]:
         if key not in request:
             raise InputError(f"{op} needs {key}")
