@@ -62,6 +62,7 @@ def machine() -> dict[str, object]:
 def parse() -> argparse.Namespace:
     from races import PEERS
 
+    from mla_oracle.errors import OracleError
     from mla_oracle.fast import isa as isas
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -81,7 +82,10 @@ def parse() -> argparse.Namespace:
     if options.chart and "growth" not in options.shapes:
         parser.error("--chart needs growth among --shapes")
     free = options.isa is None and not os.environ.get(isas.VARIABLE)
-    options.isa = isas.chosen(options.isa)
+    try:
+        options.isa = isas.chosen(options.isa)
+    except OracleError as error:
+        parser.error(str(error))
     options.bf16_isa = "amx" if free and "amx" in isas.available() else options.isa
     return options
 
