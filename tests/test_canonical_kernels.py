@@ -60,6 +60,13 @@ def test_options(option, backend):
     assert kernel_of(case, backend) == "paged_mma_bf16" and backend_of(case, backend) == backend
 
 
+def test_an_index_below_32_bits_is_skipped(backend):
+    case = make(dtype=BF16)
+    indices = topk(case, 40).astype(np.int64)
+    indices[..., ::3] -= 1 << 32
+    assert_right(dataclasses.replace(case, topk_indices=indices), backend=backend)
+
+
 @pytest.mark.parametrize(
     ("name", "reader"),
     [("fp8_e4m3", "fold"), ("fp8_ds_mla", "f32_bf16"), ("fp8_ds_mla", "bf16"), ("fp8_ds_mla", "exponent")],

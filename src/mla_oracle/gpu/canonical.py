@@ -111,7 +111,7 @@ def _selection(case: PagedCase, machine: Machine, B: int, T: int, problem: Probl
     indices = case.topk_indices.reshape(B, T, -1).astype(np.int64)
     rows = np.array([[[problem.main.num_blocks * problem.main.block_size]]])
     capacity = rows if case.topk_by == "slot" else np.asarray(case.seq_lens, np.int64)[:, None, None]
-    indices = np.where(indices < capacity, indices, -1).astype(np.int32)
+    indices = np.where((indices >= 0) & (indices < capacity), indices, -1).astype(np.int32)
     lengths = None
     if case.topk_length is not None:
         length = case.topk_length.reshape(B, -1)
