@@ -99,6 +99,17 @@ def test_no_rows_are_read_as_none(name):
     assert formats.read(name, cache, nothing, nothing).shape == (0, width)
 
 
+@pytest.mark.parametrize("names", [("kv_scale",), ("kpe_scale",), ("kv_scale", "kpe_scale")])
+def test_no_rows_are_read_as_none_by_scales_of_tokens(names):
+    scales = {"kv_scale": np.ones(1, np.float32), "kpe_scale": np.ones(1, np.float32)}
+    scales |= {name: np.full((2, 3), 0.5, np.float32) for name in names}
+    nothing = np.zeros(0, np.int64)
+    cache = {"kv_cache": np.full((2, 3, 70), 0x38, np.uint8), **scales}
+    assert formats.read("fp8_e4m3", cache, nothing, nothing).shape == (0, 70)
+    found = formats.read("fp8_e4m3", cache, np.array([1]), np.array([2]))[0]
+    assert found[5] == scales["kv_scale"].flat[-1] and found[6] == scales["kpe_scale"].flat[-1]
+
+
 @pytest.mark.parametrize("name", formats.NAMES)
 def test_no_row_but_those_asked_for_is_touched(name):
     # All memory of the cache but that of one row cannot be read: to touch it ends the process.

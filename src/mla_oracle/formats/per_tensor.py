@@ -94,10 +94,8 @@ class PerTensor(Format):
             codes = np.concatenate([codes, split[blocks, offsets]], axis=1)
         if rope is not None:
             widths = [columns, codes.shape[1] - columns]
-            rows = max(len(latent), len(rope))
-            pairs = zip((latent, rope), widths, strict=True)
-            both = [np.repeat(np.broadcast_to(s, (rows, 1)), w, axis=1) for s, w in pairs]
-            latent = np.concatenate(both, axis=1)
+            pairs = zip(np.broadcast_arrays(latent, rope), widths, strict=True)
+            latent = np.concatenate([np.repeat(s, w, axis=1) for s, w in pairs], axis=1)
         return Parts(codes, self.element, latent)
 
     def largest(self, writer: str) -> float:
