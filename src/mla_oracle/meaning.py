@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from .cases import Case, PagedCase
+from .formats import get
 
 
 def result_shapes(case: Case) -> dict[str, list[int]]:
@@ -73,14 +74,15 @@ def _rows(case: PagedCase) -> list[str]:
     D, first, width = case.q.shape[-1], case.value_offset, case.head_dim_v
     sentences = [f"key: all {D} elements of a row", f"values: columns {first} to {first + width - 1} of each row"]
     if case.cache_format is not None:
-        rule = f"rule {case.cache_reader!r}" if case.cache_reader is not None else "the format's first rule"
-        sentences.append(f"rows: bytes of format {case.cache_format}, read by {rule}")
+        rule = get(case.cache_format).reader_of(case.cache_reader)
+        sentences.append(f"rows: bytes of format {case.cache_format}, read by rule {rule!r}")
         names = ("kv_scale", "kpe_scale", "ckv_scale", "extra_kv_scale")
         scales = [name for name in names if getattr(case, name) is not None]
         if scales:
             sentences.append(f"the format's scales outside the rows: {', '.join(scales)}")
     if case.extra_cache_format is not None:
-        sentences.append(f"rows of the extra cache: bytes of format {case.extra_cache_format}")
+        rule = get(case.extra_cache_format).reader_of(None)
+        sentences.append(f"rows of the extra cache: bytes of format {case.extra_cache_format}, read by rule {rule!r}")
     if case.kpe_cache is not None:
         R = case.kpe_cache.shape[-1]
         sentences.append(f"storage: columns 0 to {D - R - 1} of a row in kv_cache, {D - R} to {D - 1} in kpe_cache")

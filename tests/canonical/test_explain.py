@@ -93,16 +93,20 @@ def test_every_convention_is_told_in_words(options, sentences):
 def test_a_format_and_its_reader_are_told():
     rows = "heads=2,row=576,value=512,scale=0.06,lens=5"
     told = meaning(generate(f"paged:{rows},format=fp8_e4m3"))
-    assert "rows: bytes of format fp8_e4m3, read by the format's first rule" in told
+    assert "rows: bytes of format fp8_e4m3, read by rule 'fold'" in told
     assert "the format's scales outside the rows: kv_scale" in told
     told = meaning(generate(f"paged:{rows},format=fp8_ds_mla,reader=bf16"))
     assert "rows: bytes of format fp8_ds_mla, read by rule 'bf16'" in told
+    extra = "topk=2,extra=4,extra_format=nvfp4_sglang"
+    told = meaning(generate(f"paged:{rows},{extra},format=fp8_ds_mla,reader=bf16"))
+    assert "rows of the extra cache: bytes of format nvfp4_sglang, read by rule 'f32_bf16'" in told
 
 
 def test_no_field_goes_unsaid():
     """Each field of its own changes what is told."""
     changed = {
-        "lse_axes": "BHT", "topk_by": "slot", "topk_outside": "skip", "sinks_in_lse": True, "cache_reader": "bf16",
+        "lse_axes": "BHT", "topk_by": "slot", "topk_outside": "skip", "sinks_in_lse": True,
+        "cache_format": "fp8_e4m3", "cache_reader": "bf16", "extra_cache_format": "q8_0",
     }
     fields = {f.name: str(f.type).startswith("Array") for f in dataclasses.fields(Extensions)}
     numbers = {name: changed.get(name, 3) for name, is_tensor in fields.items() if not is_tensor}
