@@ -25,6 +25,7 @@ from .arrays import Array
 from .cases import Case, PagedCase
 from .checks import widen
 from .emulate import choose
+from .errors import UnsupportedError
 from .noise import LONE, Noise
 from .numerics import Numerics
 from .parts import parts_of
@@ -130,6 +131,7 @@ def budget(
     """The budget of `case` for a kernel with `numerics`, around its f64 truth {"out", and "lse" where it has one}.
 
     The same for the same seed up to the last bits of BLAS. Of a large case a sample of the rows is emulated.
+    Raises UnsupportedError where nothing can be said of what roundings make: a softcap of 1e30, say.
     """
     with np.errstate(all="ignore"):  # rows that are not finite are computed and not measured
         return _budget(case, numerics, truth, draws, np.random.default_rng(seed))
@@ -158,6 +160,9 @@ def _budget(
             if rows is not None:
                 seen.add(noise, rows, *part.run(rows, kernel, rng), out[i], lse[i])
     limits = seen.limits(whole)
+    measured = whole.lse != 0
+    if not all(np.isfinite(array[measured]).all() for array in (whole.out, whole.lse, *limits.values())):
+        raise UnsupportedError(f"{case.name} has no budget: its scores or results are beyond what f32 holds")
     return Budget(
         numerics=numerics,
         out_scale=parts.join(whole.out),

@@ -143,7 +143,7 @@ def noise(
         parts = [of_own, of_scores, of_total]
         if problem.output_scale != 1:
             w, tail = w * problem.output_scale, tail * problem.output_scale
-            squared, *parts = (x * problem.output_scale**2 for x in (squared, *parts))
+            squared, *parts = (x * np.square(problem.output_scale) for x in (squared, *parts))
             squared += np.square(UNIT["f32"] * w)
         squared += np.square(spacing(w, numerics.out) * UNIFORM)
         found.out[rows] = np.where(finite, np.sqrt(squared) + tail, 0.0)

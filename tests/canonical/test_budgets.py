@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ids import IDS, made
 
-from mla_oracle import check, expected, formats, generate
+from mla_oracle import UnsupportedError, check, expected, formats, generate
 from mla_oracle.budget import budget, emulate
 from mla_oracle.locate import in_row_axes
 from mla_oracle.numerics import resolve
@@ -155,3 +155,23 @@ def test_numerics_are_declared_as_for_plain_cases():
     coarse = emulate(case, resolve("p=e4m3", case, {"out": "bf16", "lse": "f32"}), np.random.default_rng(1))
     assert not judged(case, stored(coarse), truth).passed
     assert judged(case, stored(coarse), truth, numerics="p=e4m3").passed
+
+
+@pytest.mark.parametrize("options", ["softcap=1e30", "output_scale=1e300"])
+def test_a_case_whose_budget_is_not_a_number_is_refused(options):
+    case = made(options)
+    truth = expected(case)
+    wrong = {name: np.float64(2) * array for name, array in truth.items()}
+    for actual in (truth, wrong):
+        with pytest.raises(UnsupportedError, match=r"has no budget: its scores or results are beyond what f32 holds$"):
+            check(case, actual, truth)
+
+
+def test_a_row_that_a_huge_key_makes_unjudgeable_is_not_accepted():
+    case = generate("paged:heads=2,row=24,value=16,scale=0.3,lens=9")
+    rows = case.kv_cache.copy()
+    rows[case.block_table[0, 0], 8, 20] = 3e38
+    case = dataclasses.replace(case, kv_cache=rows, id=None)
+    truth = expected(case)
+    with pytest.raises(UnsupportedError, match="has no budget"):
+        check(case, {name: 3 * array + 1 for name, array in truth.items()}, truth)
