@@ -6,7 +6,8 @@
     found.facts, found.classes      # where it differs; ranked classes with their evidence
 
 measure.py counts errors in budgets, suspects.py computes what mutants give, score.py compares, facts.py localises,
-samples.py, curves.py and constants.py estimate free constants, search.py puts them together, joint.py does so over
+samples.py, curves.py and constants.py estimate free constants, pairs.py composes,
+search.py puts them together, joint.py does so over
 several cases, separate.py finds cases that tell rivals apart, discrimination.py says what a case is blind to.
 """
 

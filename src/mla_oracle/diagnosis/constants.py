@@ -28,16 +28,20 @@ def estimated(evidence: Evidence) -> Iterator[Mutant]:
     """Mutants with a constant of their own; each is judged like any other."""
     with np.errstate(all="ignore"):
         yield from _unwritten(evidence)
-        known = samples(evidence)
         yield from _temperature(evidence)
-        if known:
-            yield from curves(known)
-            yield from _visible(known)
-            yield from _runs(known)
-            yield from _periods(known, evidence)
-            yield from _denominator(known)
+        yield from of_samples(samples(evidence), evidence)
         yield from factors(evidence)
         yield from moved(evidence)
+
+
+def of_samples(known: list[Sample], evidence: Evidence) -> Iterator[Mutant]:
+    """Those that are read off rows with known scores, the truth's or a mutant's."""
+    if known:
+        yield from curves(known)
+        yield from _visible(known)
+        yield from _runs(known)
+        yield from _periods(known, evidence)
+        yield from _denominator(known)
 
 
 def _unwritten(evidence: Evidence) -> Iterator[Mutant]:

@@ -35,6 +35,7 @@ class Suspects:
             self.requests = None
         self._kept: dict[str, Results] = {}
         self._room = KEPT_BYTES
+        self._last: tuple[str, Results] = ("", {})
         self._lacks: dict[str, bool] = {}
 
     def applies(self, mutant: Mutant) -> bool:
@@ -52,6 +53,8 @@ class Suspects:
         """What the mutant gives, of the chosen requests, f64."""
         if mutant.name in self._kept:
             return self._kept[mutant.name]
+        if mutant.name == self._last[0]:
+            return self._last[1]
         if self.problem is None:
             made = mutant.run(self.case)
         elif self.requests is None:
@@ -62,6 +65,7 @@ class Suspects:
         if size <= self._room:
             self._room -= size
             self._kept[mutant.name] = made
+        self._last = (mutant.name, made)
         return made
 
     def cut(self, name: str) -> Any:
