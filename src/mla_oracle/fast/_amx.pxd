@@ -235,6 +235,8 @@ cdef inline Py_ssize_t pack_rows(
     for k in range(n):
         if job.packing == NULL and job.apart == NULL:
             memcpy(to, rows[k], job.D * 2)
+        elif job.packing != NULL and job.packing.looked_up:
+            read_row(job, b, key + k, rows[k], <real*>to)
         else:
             read_row(job, b, key + k, rows[k], row)
             for d in range(job.D):

@@ -9,6 +9,7 @@ from libc.math cimport INFINITY, NAN, exp, isnan, log
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
+from mla_oracle.fast._lookup cimport HAS_LOOKUP, look_up_row
 from mla_oracle.fast._plan cimport (
     GROUP, PARTIAL_ROWS, Group, Job, Work, advance, round_up, state_size, visible, width_at,
 )
@@ -87,7 +88,7 @@ cdef inline void find_rows(
 cdef inline void read_row(
     const Job* job, Py_ssize_t b, Py_ssize_t key,
     const unsigned char* stored,
-    real* row,                      # OUT [D]
+    real* row,                      # OUT [D]; of bf16 for tiles, where it is looked up
 ) noexcept nogil:
     cdef const unsigned char* apart = NULL
     if job.apart != NULL:
@@ -95,7 +96,10 @@ cdef inline void read_row(
     elif job.pe != NULL:
         apart = job.pe + key * job.pe_stride
     if job.packing != NULL:
-        unpack(job.packing, stored, apart, row, job.D)
+        if HAS_LOOKUP and job.packing.looked_up:
+            look_up_row(job.packing, stored, apart, row, job.D)
+        else:
+            unpack(job.packing, stored, apart, row, job.D)
         return
     widen(stored, job.kv_dtype, row, job.D_kv)
     if apart != NULL:

@@ -4,13 +4,16 @@
 # The arithmetic is in _tiles.pxd (registers) and _blocks.pxd (tiles), the cutting in _plan.pxd, the threads'
 # shares in _tasks.pxd; this file turns arrays into a Job.
 from libc.math cimport INFINITY
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
+from mla_oracle.fast._amx_tiles cimport HAS_TILES
+from mla_oracle.fast._blocks cimport read_row
+from mla_oracle.fast._lookup cimport make_tables
 from mla_oracle.fast._plan cimport Group, Job, group_at, groups_per_request, round_up, state_size
 from mla_oracle.fast._tasks cimport take_part
-from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, PAIR, exp_of, real, splat, vec
+from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, PAIR, exp_of, real, splat, stored_half, vec
 from mla_oracle.fast._unpack cimport Packing, ScaleRule
-from mla_oracle.reference._common cimport STORED_F32, STORED_F64
+from mla_oracle.reference._common cimport STORED_F32, STORED_F64, from_bits
 
 
 def plan(Py_ssize_t T, Py_ssize_t H, Py_ssize_t V, bint causal, const int32_t[:] seq_lens):
@@ -90,6 +93,7 @@ def decode_listed(
     job.D = job.D_kv = q.shape[3] // (4 if q_dtype == STORED_F32 else 8 if q_dtype == STORED_F64 else 2)
     if packing is not None:
         fill(&packed, packing)
+        make_tables(&packed, job.D)
         job.packing = &packed
     elif job.apart != NULL:
         job.D_kv = row_bytes // (4 if kv_dtype == STORED_F32 else 8 if kv_dtype == STORED_F64 else 2)
@@ -137,6 +141,24 @@ cdef fill(Packing* p, packing):
     p.factor, p.to_bf16 = packing.factor, packing.to_bf16
     p.rest, p.rest_apart = packing.rest, packing.rest_apart
     p.rest_dtype, p.rest_numbers, p.rest_factor = packing.rest_dtype, &rest_numbers[0], packing.rest_factor
+
+
+def numbers_of_rows(packing, const int64_t[::1] rows, const int64_t[::1] apart, real[:, ::1] numbers):
+    """Fill `numbers` [n, D] from packed rows, to test their bits: addresses [n], and [n] of their rests, or [0]."""
+    cdef Job job
+    cdef Packing packed
+    cdef const stored_half* halves
+    cdef Py_ssize_t k, d
+    job.D, job.pe, job.listed_stride, job.packing = numbers.shape[1], NULL, 0, &packed
+    job.apart = &apart[0] if apart.shape[0] else NULL
+    fill(&packed, packing)
+    make_tables(&packed, job.D)
+    for k in range(rows.shape[0]):
+        read_row(&job, 0, k, <const unsigned char*>rows[k], &numbers[k, 0])
+        if HAS_TILES and packed.looked_up:
+            halves = <const stored_half*>&numbers[k, 0]
+            for d in range(job.D - 1, -1, -1):
+                numbers[k, d] = from_bits(<uint32_t>halves[d] << 16)
 
 
 def exp_lanes(real[::1] x):

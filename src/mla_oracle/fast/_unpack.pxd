@@ -5,7 +5,7 @@
 #
 # What a code and a one-byte scale stand for are tables of 256 (see fast/packing.py), so that one loop reads e4m3,
 # e2m1, int8 and all their readers. The product of two such numbers is the one rounding before bf16's.
-from libc.stdint cimport int32_t, uint32_t
+from libc.stdint cimport int32_t, uint16_t, uint32_t
 from libc.string cimport memcpy
 
 from mla_oracle.fast._tiles cimport real, stored_float, stored_half
@@ -36,14 +36,22 @@ cdef struct Packing:
     int rest_dtype                  # reference._common.Stored, or REST_CODES: codes as well,
     const float* rest_numbers       # [256],
     float rest_factor               # times this
+    bint looked_up                  # as _lookup.pxd does; there it lies as bf16 once more:
+    uint16_t words[256]             # numbers; where per_byte is 2, what half a byte stands for
+    uint16_t rest_words[256]
 
 cdef enum:
     REST_CODES = 100
 
 
-cdef inline float as_bf16(float x) noexcept nogil:
+cdef inline uint32_t bits_of(float x) noexcept nogil:
     cdef uint32_t bits
     memcpy(&bits, &x, 4)
+    return bits
+
+
+cdef inline float as_bf16(float x) noexcept nogil:
+    cdef uint32_t bits = bits_of(x)
     bits += 0x7FFF + ((bits >> 16) & 1)
     return from_bits(bits & <uint32_t>0xFFFF0000) if x == x else x
 
@@ -61,8 +69,7 @@ cdef inline float scale_of(const Packing* p, const unsigned char* scales, Py_ssi
     if p.rule == ROUNDED_TO_BF16:
         scale = as_bf16(scale)
     elif p.rule == EXPONENT_ONLY:   # as an e8m0 code: 0 is 2^-127, all ones is NaN
-        memcpy(&bits, &scale, 4)
-        bits &= 0x7F800000
+        bits = bits_of(scale) & 0x7F800000
         scale = from_bits(0x00400000 if bits == 0 else 0x7FC00000 if bits == 0x7F800000 else bits)
     return scale
 
