@@ -231,7 +231,18 @@ def _diagnosis(case: Case, given: JSON, truth: JSON, numerics: str | None) -> JS
 def explain(
     source: str, *, blind: bool = False, numerics: str | None = None, dialect: str | None = None
 ) -> JSON:
-    """What a case is and how it would be computed; nothing is computed, but for what it is `blind` to."""
+    """What a case is and how it would be computed; nothing is computed, but for what it is `blind` to.
+
+    Of a layer case: its conventions, and its stages.
+    """
+    from .exchange import is_layer_case
+
+    if dialect is None and is_layer_case(source):
+        from .layer import command
+
+        if blind or numerics is not None:
+            raise InputError("blind or numerics is given for a layer case, expected neither")
+        return command.explain(source)
     from .meaning import meaning, result_shapes
     from .oracle import backend_of, check_shapes
 
@@ -280,7 +291,8 @@ def info(*, cuda: bool = False) -> JSON:
 
     from . import __version__
     from .backends import BACKENDS
-    from .exchange import CASE_SCHEMA, RESULT_SCHEMA
+    from .dialects.files import CALL_SCHEMA
+    from .exchange import CASE_SCHEMA, LAYER_SCHEMA, RESULT_SCHEMA
     from .fast import isa
     from .gpu import installed
 
@@ -294,7 +306,7 @@ def info(*, cuda: bool = False) -> JSON:
         "backends": list(BACKENDS[1:]),
         "isa": {"used": isa.chosen(), "available": list(isa.available())},
         "cuda": installed.packages() | (installed.machine() if cuda else {}),
-        "schemas": [CASE_SCHEMA, RESULT_SCHEMA],
+        "schemas": [CASE_SCHEMA, RESULT_SCHEMA, CALL_SCHEMA, LAYER_SCHEMA],
         "include_dir": include_dir(),
     }
 

@@ -13,7 +13,11 @@ mla_case.extensions() names what of a case is not plain. In the words of an engi
     out, lse = flash_mla_with_kvcache(**call.arguments)
     call.check(out=out, lse=lse)
 
- `mla_suite` is the same over the cases of a whole suite, which
+A whole layer, of which a layer case says the inputs and where the weights are:
+
+    mla_oracle.layer("layer.safetensors").check(q_a=..., k_pe=..., out=...)
+
+`mla_suite` is the same over the cases of a whole suite, which
 --mla-suite names.
 """
 
@@ -130,6 +134,31 @@ class Call:
         return self.oracle.check(self.case, numerics=numerics, **self.dialect.read(self.case, results))
 
 
+class Layer:
+    """A layer case: its stages, and an assertion on those that an engine dumped."""
+
+    def __init__(self, path: Any) -> None:
+        from .layer import read_layer_case
+
+        self.case = read_layer_case(path)
+
+    def expected(self, *, precision: str = "f64") -> dict[str, Any]:
+        """Every stage by name."""
+        from .layer import command
+
+        return command.stages(self.case, precision=precision)
+
+    def check(self, *, numerics: Any = None, **stages: Any) -> Any:
+        """Assert that the stages, any of them, are within their budgets; the verdict."""
+        __tracebackhide__ = True
+        from .layer import command
+
+        verdict = command.verdict(self.case, stages, numerics=numerics)
+        if not verdict.passed:
+            pytest.fail(verdict.reason, pytrace=False)
+        return verdict
+
+
 class Oracle:
     """What the fixture `mla_oracle` gives: expected results, and an assertion on actual ones."""
 
@@ -145,6 +174,10 @@ class Oracle:
     def call(self, case: Any, dialect: str) -> Call:
         """`case` as an engine calls for it. Raises UnsupportedError where the dialect cannot say it."""
         return Call(self, case, dialect)
+
+    def layer(self, path: Any) -> Layer:
+        """The layer case in the file `path`. Raises InputError."""
+        return Layer(path)
 
     def check(self, case: Any, out: Any, lse: Any = None, *, numerics: Any = None, **others: Any) -> Any:
         """Assert that `out` (and `lse`, and other results by name) are right; the verdict.

@@ -2,19 +2,25 @@
 """Layer cases in files, and what the command line and serve say of them."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from engine import GLM, INDEXED, PLAIN, Engine, random_states, random_weights
+from engine import CONFIG, GLM, INDEXED, LONGCAT, PLAIN, POOLED, Engine, random_states, random_weights
 from safetensors.numpy import save_file
 from wrong_layers import KeysNotRotated, NormWithoutEps
 
-from mla_oracle import InputError
+from mla_oracle import InputError, commands
 from mla_oracle.cli import main
 from mla_oracle.layer import read_layer_case, write_layer_case
 from mla_oracle.serve import answer
 from mla_oracle.tensorfile import read_tensors, write_tensors
 
+pytest_plugins = ["pytester"]
 TOKENS = 6
 
 
@@ -80,6 +86,111 @@ def test_serve_answers_it_too(folder):
     assert found["error"]["message"] == "stages is 'yes', expected true or false"
     found = answer(json.dumps({"op": "run", "case": str(folder / "case.safetensors")}).encode())
     assert found["result"]["kind"] == "layer"
+
+
+WORDS = [
+    "q = q_b_proj, RMSNorm and q_a_proj (rank 24) of hidden states of 48: 3 heads of 16, not rotated, and 8",
+    "norms: x / sqrt(mean x^2 + 1e-06) weight, in f32",
+    "rope: pairs (2j, 2j + 1) of 8 elements, base 10000",
+    "angles: in f32 in whatever way: what any mode rounds is allowed for",
+    "rotated pairs are stored as the first of them in the dump is",
+    f"score = (q_nope . k_nope + q_pe . k_pe) * {1 / 24**0.5!r}: 1/sqrt(24)",
+    "0 rows were cached before; query t of 6 sees rows 0 to 0 + t",
+    "what is not dumped is held in the coarsest dtype of what is",
+    "lse is in base e",
+]
+
+
+def test_explain_says_a_layer_in_words_and_its_stages_by_shape(folder, capsys):
+    code, told, said = call(capsys, "explain", folder / "case.safetensors")
+    assert code == 0 and told["kind"] == "layer" and told["meaning"] == said.splitlines()
+    assert not set(WORDS) - set(told["meaning"])
+    assert told["conventions"] == {"layer": 1, "config": "model", "weights": "model"}
+    assert told["results"]["q_pe"] == [TOKENS, 3, 8] and told["results"]["out"] == [TOKENS, 48]
+    assert told["weights"]["q_a_proj"] == {"dtype": "f32", "shape": [24, 48]}
+    found = answer(json.dumps({"op": "explain", "case": str(folder / "case.safetensors")}).encode())
+    assert found["result"] == told
+    code, told, _ = call(capsys, "explain", folder / "case.safetensors", "--blind")
+    assert (code, told["error"]["message"]) == (2, "blind or numerics is given for a layer case, expected neither")
+
+
+MISTRAL = {
+    **PLAIN, "model_type": "mistral4",
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192,
+        "llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    },
+}  # fmt: skip
+NOPE = {**POOLED, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "how", "words"),
+    [
+        (LONGCAT, {}, ["q is multiplied by 1.4142135623730951, sqrt(hidden_size / rank)",
+                       "c_kv is multiplied by 1.224744871391589, sqrt(hidden_size / rank)"]),
+        (CONFIG, {"rope_layout": "neox", "held": "bf16", "lse_base": "2", "angles": "closed"}, [
+            "YaRN: factor 40 over 4096 tokens, beta_fast 32, beta_slow 1, mscale 1, mscale_all_dim 0.707",
+            "rotated pairs are stored parted, the even elements and then the odd",
+            "what is not dumped is held in bf16", "lse is in base 2", "angles: position * base^(-2j/R)",
+        ]),
+        (MISTRAL, {}, ["q at position p is multiplied by 1 + 0.1 ln(1 + floor(p / 8192))"]),
+        (INDEXED, {"index_hadamard": True, "index_scores": "fp8"}, [
+            "indexer: 4 heads of 16, rotated in neox pairs, times the Hadamard matrix, scores in fp8",
+            "a query attends to the 4 best of the tokens it sees, or to fewer",
+        ]),
+        (NOPE, {}, ["rope: nothing is rotated", "indexer: 4 heads of 16, nothing rotated, scores in f32",
+                    "a query attends to the 2 best pools of 2 tokens and to the tokens after its last whole pool"]),
+    ],
+    ids=["longcat", "yarn", "mistral4", "indexer", "pools"],
+)  # fmt: skip
+def test_what_a_config_settles_is_said(tmp_path, capsys, config, how, words):
+    weights = {f"model.layers.0.self_attn.{k}": w for k, w in random_weights(config).items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    inputs = {"hidden_states": random_states(config, 5), "positions": np.arange(5)}
+    how = {"config": json.dumps(config), "weights": "model.safetensors", **how}
+    write_layer_case(tmp_path / "case.safetensors", inputs, **how)
+    code, told, _ = call(capsys, "explain", tmp_path / "case.safetensors")
+    assert code == 0, told
+    assert not set(words) - set(told["meaning"]), told["meaning"]
+    _, computed, _ = call(capsys, "run", tmp_path / "case.safetensors")
+    assert told["results"] == {name: stage["shape"] for name, stage in computed["tensors"].items()}
+
+
+def test_a_harness_in_cpp_asks_for_the_first_wrong_stage(folder):
+    compiler = next((found for name in ("c++", "g++") if (found := shutil.which(name))), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{commands.include_dir()}"]
+    subprocess.run([compiler, *flags, Path(__file__).parent / "dump.cpp", "-o", folder / "dump"], check=True)
+    oracle = folder / "oracle"
+    oracle.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mla_oracle "$@"\n')
+    oracle.chmod(0o755)
+    environment = os.environ | {"MLA_ORACLE": str(oracle)}
+    asked = [folder / "dump", folder / "model", folder / "case.safetensors", folder]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True)
+    said = "10 out is the first stage that leaves its budget: o\n"
+    assert (done.returncode, done.stdout) == (0, 2 * said), done.stderr
+
+
+def test_the_pytest_fixture_asserts_a_layers_stages(folder, pytester):
+    pytester.makepyfile(
+        f"""
+        import pytest
+        from mla_oracle.tensorfile import read_tensors
+
+        @pytest.mark.parametrize("dump", ["right", "wrong"])
+        def test_layer(mla_oracle, dump):
+            stages, _ = read_tensors("{folder}/" + dump + ".safetensors")
+            layer = mla_oracle.layer("{folder}/case.safetensors")
+            assert layer.expected()["out"].shape == stages["out"].shape
+            verdict = layer.check(**stages)
+            assert verdict.passed and dump == "right"
+        """
+    )
+    found = pytester.runpytest()
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines(["k_pe is the first stage that leaves its budget: *"])
 
 
 def test_conventions_are_metadata(folder, capsys):

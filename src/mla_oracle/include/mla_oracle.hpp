@@ -80,6 +80,12 @@ enum class LseBase { e, two };
 //   oracle.check(tmp / "call.safetensors", tmp / "actual.safetensors", {{"dialect", "flashmla-dense"}});
 //
 // `generate` writes such a file and `run` what the call returns, with the same option.
+//
+// A whole layer is a file too: hidden_states and positions, and in the metadata where its config and weights are.
+//
+//   write(tmp / "layer.safetensors", {Tensor::view("hidden_states", x, {T, C}), Tensor::view("positions", p, {T})},
+//         {{"schema", "mla-oracle-layer/1"}, {"config", "DeepSeek-V3"}, {"weights", "DeepSeek-V3"}, {"layer", "3"}});
+//   oracle.check(tmp / "layer.safetensors", tmp / "dump.safetensors", {{"stages", true}});
 class Case {  // one problem: arrays, and the conventions that give them meaning
  public:
   explicit Case(const std::string& kind) : metadata_{{"schema", "mla-oracle-case/1"}, {"kind", kind}} {}
@@ -284,12 +290,14 @@ inline std::string no_answer(const std::string& op, int status, const std::strin
 
 // ---- asking
 
-struct Option {  // as on the command line: {"numerics", "flashmla"}, {"tol", 1e-3}
+struct Option {  // as on the command line: {"numerics", "flashmla"}, {"tol", 1e-3}, {"stages", true}
   Option(std::string key, std::string text) : name(std::move(key)), value(text), json(Json::quote(text)) {}
+  template <class Flag, std::enable_if_t<std::is_same_v<Flag, bool>, int> = 0>  // bool alone, not what converts to it
+  Option(std::string key, Flag on) : name(std::move(key)), json(on ? "true" : "false") {}
   Option(std::string key, double x) : Option(std::move(key), detail::number(x)) {
     if (std::isfinite(x)) json = value;  // JSON has no other numbers; the oracle says what is wrong with a word
   }
-  std::string name, value, json;
+  std::string name, value, json;  // of a flag, no value
 };
 using Options = std::vector<Option>;
 
@@ -361,7 +369,8 @@ class Oracle : public Client {  // a process per question
     std::vector<std::string> argv{command_, op};
     for (auto [name, value, json] : request) {
       std::replace(name.begin(), name.end(), '_', '-');
-      argv.push_back(name == "case" || name == "actual" ? value : "--" + name + "=" + value);
+      if (json == "true") argv.push_back("--" + name);
+      else if (json != "false") argv.push_back(name == "case" || name == "actual" ? value : "--" + name + "=" + value);
     }
     detail::Process child(argv);
     const int status = child.finish(-1);

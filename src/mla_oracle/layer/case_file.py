@@ -65,7 +65,12 @@ class LayerCase:
     weights: Weights
     inputs: dict[str, Array]
     angles: str
-    how: dict[str, Any]  # rope_layout, held and lse_base, where given
+    conventions: dict[str, Any]  # its metadata
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """rope_layout, held and lse_base, where given."""
+        return {name: self.conventions[name] for name in OF_CHECK if name in self.conventions}
 
 
 def read_layer_case(path: str | PathLike[str]) -> LayerCase:
@@ -101,8 +106,7 @@ def read_layer_case(path: str | PathLike[str]) -> LayerCase:
     weights = read_weights(
         os.path.join(folder, values["weights"]), config, values["layer"], prefix=values.get("prefix")
     )
-    how = {name: values[name] for name in OF_CHECK if name in values}
-    return LayerCase(fspath(path), config, weights, tensors, values.get("angles", "any"), how)
+    return LayerCase(fspath(path), config, weights, tensors, values.get("angles", "any"), values)
 
 
 def write_layer_case(path: str | PathLike[str], inputs: Mapping[str, object], **conventions: Any) -> None:

@@ -13,6 +13,7 @@ from .. import dtypes
 from ..arrays import Array, as_array, dtype_name
 from ..checks import WIDE_FLOATS
 from ..errors import InputError
+from .indexer import width_of
 from .stages import STAGES, stages_of
 from .state import State
 
@@ -48,13 +49,14 @@ def shape_of(state: State, name: str) -> tuple[int, ...]:
     """The shape of a stage, before anything is computed."""
     g, c = state.geometry, state.config
     tokens = len(state["past_c_kv"]) + len(state["hidden_states"])
-    n = c.indexer.num_heads if c.indexer is not None else 0
-    size = (c.indexer.kpool or 1) if c.indexer is not None else 1
+    n, d, keys, k = 0, 0, 0, 0
+    if c.indexer is not None:
+        n, d, keys = c.indexer.num_heads, c.indexer.head_dim, tokens // (c.indexer.kpool or 1)
+        k = width_of(c.indexer, keys)
     sizes = {
         "T": len(state["hidden_states"]), "N": tokens, "H": g.num_heads, "P": g.qk_nope_head_dim, "V": g.v_head_dim,
         "R": g.qk_rope_head_dim, "L": g.kv_lora_rank, "L+R": g.latent_dim, "P+R": g.qk_head_dim, "C": g.hidden_size,
-        "Q": g.q_lora_rank, "n": n, "d": c.indexer.head_dim if c.indexer is not None else 0,
-        "keys": tokens // size, "k": 0,
+        "Q": g.q_lora_rank, "n": n, "d": d, "keys": keys, "k": k,
     }  # fmt: skip
     return tuple(int(sizes[letter] or 0) for letter in STAGES[name].axes.split())
 

@@ -92,8 +92,7 @@ def choose(indexer: Indexer, scores: Array, seen: Array) -> Array:
     scores [T, N] of tokens or pools, -inf where not seen; seen [T, tokens].
     """
     size = indexer.kpool or 1
-    width = min(indexer.topk, scores.shape[1]) if indexer.kpool is None else indexer.topk + size - 1
-    found = np.full((len(scores), width), -1, np.int64)
+    found = np.full((len(scores), width_of(indexer, scores.shape[1])), -1, np.int64)
     for t, row in enumerate(scores):
         order = np.argsort(-row, kind="stable")[: indexer.topk // size]
         chosen = np.sort(order[row[order] > -np.inf])
@@ -103,6 +102,11 @@ def choose(indexer: Indexer, scores: Array, seen: Array) -> Array:
             tokens = np.concatenate([tokens, np.arange(visible - visible % size, visible)])
         found[t, : len(tokens)] = tokens
     return found
+
+
+def width_of(indexer: Indexer, keys: int) -> int:
+    """How many tokens a choice has room for."""
+    return min(indexer.topk, keys) if indexer.kpool is None else indexer.topk + indexer.kpool - 1
 
 
 def selected(topk: Array, count: int) -> Array:
