@@ -63,7 +63,7 @@ cdef struct Launch:
     uint32_t spans          # of 16 bytes of shared memory
     uint32_t local_size
     int32_t granule         # bytes: the smallest access to shared memory in the code
-    const int32_t* targets  # tables of brx.idx
+    const int32_t* targets  # tables of brx.idx, and the rows of wgmma's accumulators
 
 
 cdef struct Barrier:

@@ -175,7 +175,7 @@ cdef bint run_whole(Block* b, int64_t patience, const int64_t* stop) except -1 n
 
 def run(
     const uint8_t[::1] code,            # [n] of program.INSTR
-    const int32_t[::1] targets,         # of brx.idx
+    const int32_t[::1] targets,         # of brx.idx, and rows of wgmma's accumulators
     const int64_t[:, ::1] constants,    # [n][4]: row, bytes per lane, special or -1, value
     const uint8_t[::1] pieces,          # [n] of memory.PIECE, by address
     const int32_t[::1] shape,           # grid x y z, block x y z, rows, constant rows, granule, checks

@@ -15,6 +15,7 @@ from mla_oracle.ptx._execute cimport compute
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._tensor cimport matrices
 from mla_oracle.ptx._warp cimport collective, ready
+from mla_oracle.ptx._wgmma cimport warpgroup, whole_groups
 
 cdef enum:
     NOWHERE = 0x7FFFFFFF
@@ -156,11 +157,15 @@ cdef inline int warps(Block* b, const Instr* i, const uint32_t* mask) noexcept n
     for k in range(32):
         waiting[k] = 0
     state = ready(b, i, mask, waiting)
+    if state > 0 and (i.op == WGMMA_F16 or i.op == WGMMA_BF16):
+        state = whole_groups(b, mask, waiting)
     if state < 0:
         return STOP
     if state == 0:
         park(b, i, mask, waiting)
         return REGROUP
+    if i.op >= WGMMA_F16:
+        return NEXT if warpgroup(b, i, mask) else STOP
     return NEXT if (collective(b, i, mask) if i.op < LDMATRIX else matrices(b, i, mask)) else STOP
 
 

@@ -24,6 +24,16 @@ static inline eight fused(float a, const eight *b, eight c)
 #endif
 }
 
+/* sums[r] += a[r][k] b[k] for k from 0 to 15, a: [8][16]. */
+static inline void add_products(const float *a, const eight *b, eight *sums)
+{
+    eight s[8];
+    memcpy(s, sums, sizeof s);
+    for (int k = 0; k < 16; k++)
+        for (int r = 0; r < 8; r++) s[r] = fused(a[16 * r + k], b + k, s[r]);
+    memcpy(sums, s, sizeof s);
+}
+
 /* Two runs of four numbers, side by side; and back, every NaN as the canonical one. */
 static inline eight joined(const float *low, const float *high)
 {

@@ -77,9 +77,10 @@ class Assembler:
     def emit(
         self, op: int, results: Any, args: Sequence[Any], *, width: int = 4, size: int = 0, kind: int = 0,
         flags: int = 0, count: int = 1, imm: int = 0, second: int = 0, target: str | None = None,
+        accumulators: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """Append an instruction. `results`: one or several; an argument is an operand of `size` bytes per lane, or
-        (operand, bytes)."""
+        (operand, bytes); accumulators have 4."""
         size = size or width
         results = list(results) if isinstance(results, (tuple, list)) else [results]
         pairs = [arg if type(arg) is tuple else (arg, size) for arg in args]
@@ -91,6 +92,8 @@ class Assembler:
         for result in results:
             if result not in (None, "_"):
                 self._holds(self._full(result), width)
+        for register in accumulators:
+            self._holds(self._full(register), 4)
         if s.guard:
             self._holds(self._full(s.guard), 1)
         self.drafts.append(
@@ -98,6 +101,7 @@ class Assembler:
                 op, [None if r in (None, "_") else self._full(r) for r in results], operands,
                 self._full(s.guard) if s.guard else None, s.negated, width, size, int(kind), int(flags), count, imm,
                 int(second), self.frame.prefix + target if target else None, s.line, s.source, s.opcode,
+                [self._full(register) for register in accumulators],
             )
         )  # fmt: skip
 
@@ -261,7 +265,7 @@ def _aligned(offset: int, align: int) -> int:
 
 def assemble(module: Module, name: str) -> Program:
     """The kernel `name` of `module`. Raises InputError if there is none, UnsupportedError for what it cannot run."""
-    from mla_oracle.ptx import conversions, movement  # noqa: F401  they register their instructions
+    from mla_oracle.ptx import conversions, movement, warpgroup  # noqa: F401  they register their instructions
 
     kernel = module.functions.get(name)
     if kernel is None or not kernel.entry:

@@ -37,7 +37,7 @@ class Labels:
 def encode(
     drafts: list[Draft], labels: Labels, widths: dict[str, int]
 ) -> tuple[Array, Array, dict[Constant, int], int, int]:
-    """(code [n] of INSTR, targets, the row of each constant, how many rows those take, rows in all)."""
+    """(code [n] of INSTR, tables of targets and rows, the row of each constant, how many those take, rows in all)."""
     constants: dict[Constant, int] = {}
     taken = 0
     for constant in (arg for draft in drafts for arg in draft.args if isinstance(arg, Constant)):
@@ -56,7 +56,7 @@ def encode(
     for item, draft in zip(code, drafts, strict=True):
         for name in "op kind flags negated width size count line second imm".split():
             item[name] = getattr(draft, name)
-        item["results"] = len(draft.written)
+        item["results"] = sum(result is not None for result in draft.results)
         item["guard"] = row(draft.guard)
         operands = [row(operand) for operand in (*draft.results, *draft.args)]
         item["operand"][: len(operands)] = operands
@@ -65,6 +65,9 @@ def encode(
         elif draft.op == Op.BRX:
             item["imm"], item["second"] = len(targets), len(labels.targets(draft))
             targets += labels.targets(draft)
+        elif draft.accumulators:
+            item["imm"], item["second"] = len(targets), len(draft.accumulators)
+            targets += [registers[name] for name in draft.accumulators]
     return code, np.array(targets, np.int32), constants, taken, rows
 
 

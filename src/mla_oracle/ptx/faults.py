@@ -85,6 +85,8 @@ def describe(
             return f"divergent warp: {opcode} with member mask {found.address:#x} without {what}"
         case Code.DIFFERENT_MASKS:
             return f"divergent warp: {opcode} with member mask {found.address:#x}, other lanes in it have another"
+        case Code.PARTIAL_WARPGROUP:
+            return f"divergent warp: {opcode} without thread {other} of the same four warps"
         case Code.TRAPPED:
             return "trap: the kernel stopped itself (trap or assert)"
         case Code.RUNAWAY:

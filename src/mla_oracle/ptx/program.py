@@ -58,15 +58,16 @@ class Draft:
     line: int
     source: Source
     opcode: str
+    accumulators: list[str]  # both read and written, beside the others
 
     @property
     def registers(self) -> list[str]:
         """Those it reads."""
-        return [arg for arg in (*self.args, self.guard) if isinstance(arg, str)]
+        return [arg for arg in (*self.args, self.guard, *self.accumulators) if isinstance(arg, str)]
 
     @property
     def written(self) -> list[str]:
-        return [result for result in self.results if result is not None]
+        return [*(result for result in self.results if result is not None), *self.accumulators]
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Program:
     code: Array  # [n] of INSTR
     sources: list[Source]  # of each instruction
     opcodes: list[str]
-    targets: Array  # tables of brx.idx
+    targets: Array  # tables of brx.idx, and the rows of wgmma's accumulators
     constants: dict[Constant, int]  # the row of each
     constant_rows: int
     rows: int
