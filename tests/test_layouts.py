@@ -68,6 +68,13 @@ def test_slices_that_are_apart_or_of_other_rows_are_joined_to_a_new_array():
     assert is_view(same, rows) and not is_view(backwards, rows)
 
 
+def test_a_part_of_one_column_joins_whatever_its_last_stride():
+    rows = np.arange(12, dtype=np.float32).reshape(2, 6)
+    first = rows[:, :1:6]
+    assert first.strides[-1] != first.itemsize
+    np.testing.assert_array_equal(join(first, rows[:, 1:]), rows)
+
+
 def test_a_rope_part_of_no_element_joins_to_the_latent_part():
     latent = numbered(2, 4)
     assert join(latent, np.empty((2, 0), np.float32)) is latent

@@ -44,7 +44,8 @@ def join(latent: object, rope: object, *, order: str = "latent_first") -> Array:
     if second.shape[-1] == 0 or first.shape[-1] == 0:
         return first if second.shape[-1] == 0 else second
     if _adjacent(first, second):
-        return as_strided(first, (*first.shape[:-1], first.shape[-1] + second.shape[-1]), first.strides)
+        joined = (*first.shape[:-1], first.shape[-1] + second.shape[-1])
+        return as_strided(first, joined, (*first.strides[:-1], first.itemsize))
     return np.concatenate([first, second], axis=-1)
 
 
