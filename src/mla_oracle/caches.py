@@ -124,12 +124,20 @@ def _rows(name: str, block_size: int) -> int:
 
 
 def held_as(case: PagedCase) -> str:
-    """The narrowest dtype that holds every number of the case's rows, as the reader of their format makes them."""
-    if case.cache_format is not None:
-        from . import formats
-
-        form = formats.get(case.cache_format)
-        return form.reader_roundings[form.reader_of(case.cache_reader)]
-    tensors = (case.kv_cache, case.kpe_cache, case.extra_kv_cache)
-    names = {dtypes.name_of(tensor.dtype) for tensor in tensors if tensor is not None}
+    """The narrowest dtype that holds every number of the case's rows, as the readers of their formats make them."""
+    form = case.cache_format, case.cache_reader
+    names = _dtypes(*form, case.kv_cache, case.kpe_cache)
+    if case.extra_kv_cache is not None:
+        own = case.extra_cache_format
+        names |= _dtypes(*(form if own is None else (own, None)), case.extra_kv_cache)
     return next((name for name, held in HOLDS.items() if names <= held), "f64")
+
+
+def _dtypes(form: str | None, reader: str | None, *tensors: Array | None) -> set[str]:
+    """The dtypes of the numbers in one cache."""
+    if form is None:
+        return {dtypes.name_of(tensor.dtype) for tensor in tensors if tensor is not None}
+    from . import formats
+
+    of = formats.get(form)
+    return {of.reader_roundings[of.reader_of(reader)]}

@@ -76,6 +76,23 @@ def test_caches_of_two_dtypes_are_multiplied_as_what_holds_both():
                == name for name, d in (("f32", f32), ("f16", f16), ("bf16", bf16)))  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("caches", "name"),
+    [
+        ("dtype=bf16,extra_format=fp8_ds_mla", "bf16"),
+        ("dtype=bf16,extra_format=q8_0", "f32"),
+        ("dtype=f16,extra_format=fp8_ds_mla", "f32"),
+        ("dtype=bf16,format=fp8_ds_mla,extra_format=q8_0", "f32"),
+        ("dtype=bf16,format=fp8_ds_mla,extra_format=nvfp4_ds_mla", "bf16"),
+        ("dtype=bf16,format=q8_0,extra_format=fp8_ds_mla", "f32"),
+        ("dtype=bf16,format=fp8_ds_mla,reader=f32", "f32"),
+    ],
+)
+def test_an_extra_cache_of_a_format_of_its_own_counts_in_what_holds_both(caches, name):
+    case = generate(f"paged:heads=2,row=576,value=512,lens=5,scale=0.05,block=4,topk=3,extra=4,extra_topk=2,{caches}")
+    assert held_as(case) == name
+
+
 def test_codes_can_be_multiplied_only_where_the_reader_folds_the_scale():
     case = generate("paged:heads=2,row=576,value=512,lens=5,scale=0.05,block=4,format=fp8_ds_mla,dtype=bf16")
     truth = expected(case)
