@@ -169,6 +169,17 @@ def test_an_index_beyond_the_rows_is_no_key_in_prefill_and_refused_in_decode():
         decode.to_case(**two | {"indices": beyond})
 
 
+@pytest.mark.parametrize("name", ["llama.cpp", "ik_llama.cpp"])
+def test_a_mask_may_be_padded_beyond_the_tokens(name):
+    """ggml_flash_attn_ext wants mask->ne[1] >= q->ne[1], in ik_llama.cpp a multiple of 64."""
+    offset = ",value_offset=64" if name == "ik_llama.cpp" else ""
+    given = said(name, f"paged:heads=2,{MLA},scale=1,dtype=f16,q_dtype=f32,lens=9+4,tokens=3{offset}")
+    mask = np.full((2, 1, 64, 9), np.nan, np.float16)
+    mask[:, :, :3] = given["mask"]
+    one, other = (get(name).run(**given | {"mask": m})["dst"] for m in (given["mask"], mask))
+    assert one.tobytes() == other.tobytes()
+
+
 def test_rope_comes_last_in_llama_cpp_and_first_in_ik_llama_cpp():
     for name, offset in (("llama.cpp", 0), ("ik_llama.cpp", 64)):
         dialect = get(name)

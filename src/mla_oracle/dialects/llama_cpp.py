@@ -24,8 +24,9 @@ Q8_0 = {576: 612, 320: 340}  # columns -> bytes of a row: 34 for each 32
 class FlashAttnExt(Dialect):
     """Query f32 {d, n_tok, n_head}, K {d, n_kv, 1} of f16, f32, bf16 or q8_0, V a view of its first columns.
 
-    A mask f16 {n_kv, n_tok} says all that is seen, and may have other numbers; there are no pages and no lengths. No
-    LSE; a row that is masked whole gives 0. Slopes (max_bias) are for heads of positions, not for this.
+    A mask f16 {n_kv, n_tok} says all that is seen, and may have other numbers; there are no pages and no lengths. It
+    may have rows beyond n_tok, which nobody reads: older versions and ik_llama.cpp ask for a multiple of 64. No LSE; a
+    row that is masked whole gives 0. Slopes (max_bias) are for heads of positions, not for this.
     """
 
     name = "llama.cpp"
@@ -35,7 +36,7 @@ class FlashAttnExt(Dialect):
         "q": tensor("stream n_head n_tok d", "f32"),
         "k": tensor("stream 1 n_kv row", "f16 f32 bf16 u8"),
         "v": tensor("stream 1 n_kv d_v", "=k"),
-        "mask": tensor("stream 1 n_tok n_kv | stream n_head n_tok n_kv", "f16", None),
+        "mask": tensor("stream 1 n_rows n_kv | stream n_head n_rows n_kv", "f16", None),
         "scale": value(float),
         "logit_softcap": value(float, 0.0),
         "sinks": tensor("n_head", "f32", None),
@@ -53,7 +54,7 @@ class FlashAttnExt(Dialect):
             "q": given.q.transpose(0, 2, 1, 3),
             "kv_cache": keys,
             **table._asdict(),
-            "bias": None if given.mask is None else _bias(given.mask),
+            "bias": None if given.mask is None else _bias(given.mask, given.sizes["n_tok"]),
             "softmax_scale": given.scale,
             "softcap": given.logit_softcap or None,
             "sinks": given.sinks,
@@ -103,9 +104,11 @@ class Ik(FlashAttnExt):
     first = 64
 
 
-def _bias(mask: Array) -> Array:
-    """mask [s, 1 or H, T, n] as [s, T, n] or [s, T, H, n]."""
-    bias = from_mask(mask)
+def _bias(mask: Array, tokens: int) -> Array:
+    """The first T rows of a mask [s, 1 or H, T or more, n] as [s, T, n] or [s, T, H, n]."""
+    if mask.shape[2] < tokens:
+        raise InputError(f"mask is {list(mask.shape)}, expected {tokens} or more on axis 2, a row for each token of q")
+    bias = from_mask(mask[:, :, :tokens])
     return bias[:, 0] if mask.shape[1] == 1 else bias.transpose(0, 2, 1, 3)
 
 
