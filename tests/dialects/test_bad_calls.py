@@ -38,6 +38,10 @@ def wide(argument):
     return argument.astype(np.float32)
 
 
+def packed(argument):
+    return np.zeros(argument.shape, ml_dtypes.float8_e4m3fn)
+
+
 def i64(argument):
     return argument.astype(np.int64)
 
@@ -75,6 +79,7 @@ def first(value):
         ("flashmla-sparse", {"q": lambda q: q[:, :, :32]}, "q is [1, 1, 32, 576], expected 64 or 128 on axis 2, h"),
         ("flashmla-sparse", {"q": lambda q: q.astype(np.float16)}, "q is f16, expected bf16"),
         ("flashmla-sparse", {"indices": lambda x: x[..., :50]}, "indices is [1, 1, 50], expected a multiple of 64 on axis 2, topk"),
+        ("flashmla-sparse", {"indices": first(-2)}, "indices[0, 0, 0] is -2, expected -1 or a slot"),
         ("flashmla-sparse", {"indices": i64}, "indices is i64, expected i32"),
         ("flashmla-sparse", {"k_cache": lambda k: k[..., :600]}, "k_cache is [5, 64, 1, 600], expected 656 or 584 on axis 3, bytes"),
         ("flashmla-sparse", {"causal": True}, "causal is True, expected False: flashmla-sparse has no other"),
@@ -97,9 +102,11 @@ def first(value):
         ("flashinfer-trtllm", {"sparse_mla_top_k": 64}, "sparse_mla_top_k is 64, expected 0: flashinfer-trtllm has no other"),
         ("flashinfer-trtllm", {"query": lambda q: q[:, 0]}, "cum_seq_lens_q and query disagree"),
         ("flashinfer-sm120", {"kv_scale_format": "ue8m0"}, "kv_scale_format is 'ue8m0', expected auto or pow2_fp32 or arbitrary_fp32"),
+        ("flashinfer-sm120", {"kv_scale_format": np.zeros(2)}, "kv_scale_format is a ndarray, expected auto or pow2_fp32 or arbitrary_fp32"),
         ("flashinfer-sm120", {"topk_length": np.full(1, 65, np.int32)}, "topk_length[0] is 65, expected 0 to 64, the entries of indices"),
         ("vllm-triton", {"v_buffer": lambda v: v + v.dtype.type(1)}, "v_buffer [12, 16, 1, 512] is no view of the keys' first columns, nor a copy"),
         ("vllm-triton", {"k_scale": np.full(1, 2, np.float32)}, "k_scale is 2.0, expected 1 with a cache that is not fp8"),
+        ("vllm-triton", {"k_buffer": packed, "v_buffer": lambda v: packed(v)[..., :512], "v_scale": np.full(1, 2, np.float32)}, "v_scale is 2.0, expected 1.0 as k_scale: a row is key and value"),
         ("vllm-triton", {"logit_cap": -1.0}, "logit_cap is -1.0, expected a positive finite number"),
         ("vllm-cpu", {"kv_cache": lambda k: k.reshape(-1, 8, 576)}, "kv_cache is [24, 8, 576], expected 16 on axis 1"),
         ("sglang-triton", {"xai_temperature_len": 64}, "xai_temperature_len is 64, expected -1: sglang-triton has no other"),
@@ -110,6 +117,8 @@ def first(value):
         ("sglang-cpu", {"value": lambda v: v + v.dtype.type(1)}, "value is not the columns of key that v_buffer is of k_buffer"),
         ("tensorrt-llm", {"num_heads": 5}, "q is [3, 2304], expected a last axis that 5 heads divide"),
         ("tensorrt-llm", {"predicted_tokens_per_seq": 2}, "q has 3 rows, expected 3 x predicted_tokens_per_seq"),
+        ("tensorrt-llm", {"kv_cache_block_offsets": first(99)}, "kv_cache_block_offsets[0, 0, 0] is 99, expected 0 to "),
+        ("tensorrt-llm", {"qk_nope_head_dim": -1}, "qk_nope_head_dim is -1, expected 1 or more"),
         ("tensorrt-llm", {"q_scaling": 0.0}, "q_scaling is 0.0, expected a positive finite number"),
         ("aiter", {"logit_cap": 30.0}, "logit_cap is 30.0, expected 0.0: aiter has no other"),
         ("aiter", {"kv_last_page_lens": first(2)}, "kv_last_page_lens[0] is 2, expected 1 to 1: kv_indptr gives request 0 70 pages of 1"),
@@ -121,6 +130,7 @@ def first(value):
         ("tokenspeed", {"query": lambda q: q.astype(BF16)}, "query is bf16, expected e4m3"),
         ("llama.cpp", {"max_bias": 8.0}, "max_bias is 8.0, expected 0.0: llama.cpp has no other"),
         ("llama.cpp", {"mask": wide}, "mask is f32, expected f16"),
+        ("llama.cpp", {"mask": lambda m: m[:, :, :0]}, "mask is [3, 1, 0, 70], expected 1 or more on axis 2, a row for each token of q"),
         ("llama.cpp", {"mask": first(np.float16(np.nan))}, "mask[0, 0, 0, 0] is nan, expected a number or -inf"),
         ("llama.cpp", {"v": lambda v: v + np.float16(1)}, "v is not k[..., 0:512], of which it is a view"),
         ("llama.cpp", {"q": lambda q: q.astype(np.float16)}, "q is f16, expected f32"),
@@ -188,6 +198,14 @@ def test_every_argument_that_is_needed_is_asked_for_by_its_name(name):
         dialect.to_case(**arguments, nonsense=1)
     ignored = dict.fromkeys(dialect.launch, object())
     assert dialect.to_case(**arguments, **ignored).conventions() == dialect.to_case(**arguments).conventions()
+
+
+def test_an_array_that_cannot_be_computed_is_told_by_the_name_of_its_argument():
+    dialect = get("flashinfer-trtllm")
+    arguments = dialect.from_case(generate(IDS["flashinfer-trtllm"]))
+    query = arguments["query"].repeat(2, axis=-1)[..., ::2]
+    with pytest.raises(InputError, match=r"^query has an innermost stride of 4 bytes, expected 2 \(contiguous\)$"):
+        dialect.run(**arguments | {"query": query})
 
 
 def test_an_unknown_dialect_is_told_with_those_there_are():

@@ -128,7 +128,7 @@ def _value(name: str, argument: Argument, value: object) -> Any:
             raise InputError(f"{name} is {show(value)}, expected True or False")
         return bool(value)
     if argument.kind is str:
-        if value not in argument.choices:
+        if not isinstance(value, str) or value not in argument.choices:
             raise InputError(f"{name} is {show(value)}, expected {' or '.join(argument.choices)}")
         return value
     if argument.kind is int:

@@ -194,7 +194,9 @@ class Dialect:
         from ..oracle import expected
 
         case = self.to_case(**arguments)
-        return self.of_case(case, expected(case, precision=precision, backend=backend))
+        with arguments_named(**self.called):
+            results = expected(case, precision=precision, backend=backend)
+        return self.of_case(case, results)
 
     def of_case(self, case: Case, results: Mapping[str, Array]) -> dict[str, Array]:
         """The results of a case, as the call returns them."""

@@ -82,7 +82,8 @@ class Decode(Dialect):
             raise InputError("cum_seq_lens_q and query disagree, expected it with a query [t, h, d] and only there")
         if not shared:
             with arguments_named(block_offsets="block_tables"):
-                table = from_block_offsets(table, given.seq_lens, block_size=given.sizes["page"]).block_table
+                sizes = {"block_size": given.sizes["page"], "num_blocks": given.sizes["pages"]}
+                table = from_block_offsets(table, given.seq_lens, **sizes).block_table
         return {
             "q": given.query,
             "qo_indptr": given.cum_seq_lens_q,

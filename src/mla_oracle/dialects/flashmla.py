@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import Array
 from ..cache_layouts import cache_view, tokens_as_blocks
 from ..cases import PagedCase
 from ..errors import InputError
@@ -77,7 +78,7 @@ class DenseDecode(Dialect):
 
 
 class SparseDecode(Dialect):
-    """flash_mla_with_kvcache with indices: slots (block * page + offset), -1 for none, lengths of a request.
+    """flash_mla_with_kvcache with indices: slots (block * page + offset), -1 alone for none, lengths of a request.
 
     Rows of 656 bytes (V32, q of 576) or 584 (MODEL1, q of 512: the value is the whole row, and a second cache with
     pages of its own may follow in the same softmax). Scales of V32 are f32, read as f32 products rounded to bf16.
@@ -121,6 +122,8 @@ class SparseDecode(Dialect):
             for name in ("topk_length", "extra_k_cache"):
                 if given[name] is not None:
                     raise InputError(f"{name} is given, expected none with rows of 656 bytes")
+        _check_slots("indices", given.indices, given.topk_length)
+        _check_slots("extra_indices_in_kvcache", given.extra_indices_in_kvcache, given.extra_topk_length)
         scale = given.softmax_scale
         extra = given.extra_k_cache
         return {
@@ -213,6 +216,15 @@ class SparsePrefill(Dialect):
             "d_v": case.head_dim_v,
             "attn_sink": case.sinks,
         }
+
+
+def _check_slots(name: str, slots: Array | None, length: Array | None) -> None:
+    """Of slots [b, s_q, n] those that are read are -1 or more: the decode kernel takes another negative for a slot."""
+    if slots is None:
+        return
+    read = np.arange(slots.shape[2]) < (slots.shape[2] if length is None else length[:, None, None])
+    for b, t, i in np.argwhere((slots < -1) & read)[:1]:
+        raise InputError(f"{name}[{b}, {t}, {i}] is {slots[b, t, i]}, expected -1 or a slot")
 
 
 def _of_queries(case: PagedCase) -> Any:

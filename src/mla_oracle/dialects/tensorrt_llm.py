@@ -56,11 +56,16 @@ class Generation(Dialect):
         tokens, latent, rope = given.predicted_tokens_per_seq, given.kv_lora_rank, given.qk_rope_head_dim
         if tokens < 1 or given.sizes["t"] != given.sizes["b"] * tokens:
             raise InputError(f"q has {given.sizes['t']} rows, expected {given.sizes['b']} x predicted_tokens_per_seq")
+        if given.qk_nope_head_dim < 1:
+            raise InputError(f"qk_nope_head_dim is {given.qk_nope_head_dim}, expected 1 or more")
         if latent + rope != given.sizes["d"]:
             raise InputError(f"kv_lora_rank is {latent}, expected {given.sizes['d']} with qk_rope_head_dim {rope}")
         with arguments_named(block_offsets="kv_cache_block_offsets", seq_lens="sequence_length"):
             table = from_block_offsets(
-                given.kv_cache_block_offsets, given.sequence_length, block_size=given.sizes["tokens_per_block"]
+                given.kv_cache_block_offsets,
+                given.sequence_length,
+                block_size=given.sizes["tokens_per_block"],
+                num_blocks=given.sizes["blocks"],
             )
         q = unfold_heads(given.q, given.num_heads)
         return {
