@@ -3,12 +3,18 @@
 
 import dataclasses
 
+import ml_dtypes
+import numpy as np
 import pytest
 
+from mla_oracle.compare import check
+from mla_oracle.diagnosis import discrimination
 from mla_oracle.errors import InputError
 from mla_oracle.inputs import generate
 from mla_oracle.kernels import KERNELS
+from mla_oracle.mutants import find
 from mla_oracle.numerics import infer, resolve
+from mla_oracle.oracle import expected
 
 ID = "paged:heads=2,row=24,value=16,lens=5+33,block=16,scale=0.25"
 BF16 = {"out": "bf16", "lse": "f32"}
@@ -53,9 +59,22 @@ def test_partial_outputs_of_a_preset_follow_the_output(case) -> None:
     assert resolve("flashinfer-fa2", case, {"out": "f32"}).partials == "f32"
 
 
-def test_the_dtypes_of_the_results_are_theirs_whatever_is_declared(case) -> None:
-    assert resolve("out=bf16,lse=bf16", case, {"out": "f32"}).out == "f32"
-    assert resolve("out=bf16,lse=bf16", case, {"out": "f32"}).lse == "bf16"
+def test_results_that_were_widened_are_judged_as_what_they_were(case) -> None:
+    widened = resolve("out=bf16,lse=bf16", case, {"out": "f32", "lse": "f64"})
+    assert (widened.out, widened.lse) == ("bf16", "bf16")
+    assert widened == resolve("out=bf16,lse=bf16", case, {"out": "bf16", "lse": "bf16"})
+    assert resolve("flashinfer-fa2,out=f16", case, {"out": "f32"}).partials == "f16"
+    truth = expected(case)
+    out = truth["out"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert check(case, {"out": out}, truth, numerics="p=f32,out=bf16").passed
+    assert not check(case, {"out": out}, truth, numerics="p=f32").passed
+
+
+def test_results_in_fewer_bits_than_is_declared_are_refused(case) -> None:
+    with pytest.raises(InputError, match=r"^numerics out is f32, but out holds bf16, expected bf16 or none$"):
+        resolve("out=f32", case, BF16)
+    with pytest.raises(InputError, match=r"^numerics lse is f64, but lse holds f32, expected f32 or none$"):
+        resolve({"lse": "f64"}, case, BF16)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +84,8 @@ def test_the_dtypes_of_the_results_are_theirs_whatever_is_declared(case) -> None
         ("flashmlaa", "numerics is 'flashmlaa', expected field=value or one of flashmla"),
         ("", "numerics is '', expected field=value"),
         ("p=f8", "numerics p is 'f8', expected f32 or bf16x2 or tf32"),
+        ("out=e4m3", "numerics out is 'e4m3', expected f64 or f32 or bf16 or f16"),
+        ("lse=e8m0", "numerics lse is 'e8m0', expected f64 or f32 or bf16 or f16"),
         ("q=f32", "numerics has 'q', expected query"),
         ("splits=0", "numerics splits is 0, expected 1 or more"),
         ("splits=x", "numerics splits is 'x', expected an integer or any"),
@@ -75,6 +96,12 @@ def test_the_dtypes_of_the_results_are_theirs_whatever_is_declared(case) -> None
 def test_a_mistake_is_named(case, text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         resolve(text, case, BF16)
+
+
+def test_what_a_case_can_tell_is_asked_of_results_as_declared(case) -> None:
+    for dtype in ("f32", "bf16"):
+        asked = discrimination(case, f"out={dtype},lse=bf16", mutants=(find("temperature.half"),))
+        assert f",out={dtype},lse=bf16," in asked.numerics
 
 
 def test_numerics_as_they_are_stay_so(case) -> None:

@@ -123,12 +123,11 @@ def infer(case: Case, results: Mapping[str, str]) -> Numerics:
 def resolve(given: Numerics | str | Mapping[str, Any] | None, case: Case, results: Mapping[str, str]) -> Numerics:
     """The numerics `given` for `case`; fields that are not given are inferred. Raises InputError.
 
-    A string is a preset, `field=value,...`, or a preset with fields after it. The dtypes of the results are those of
-    the arrays that are there, whatever is given.
+    A string is a preset, `field=value,...`, or a preset with fields after it. Results of fewer bits than the arrays
+    that hold them were widened, as to f32 for numpy, and are judged as what they were; of more bits they cannot be.
     """
-    inferred = infer(case, results)
     if given is None:
-        return inferred
+        return infer(case, results)
     if isinstance(given, Numerics):
         return given
     if isinstance(given, str):
@@ -138,10 +137,25 @@ def resolve(given: Numerics | str | Mapping[str, Any] | None, case: Case, result
     for name in fields:
         if name not in known:
             raise InputError(f"numerics has {name!r}, expected {', '.join(known)}")
-    fields |= {name: getattr(inferred, value) for name, value in fields.items() if value in ("out", "query")}
+    inferred = infer(case, {**results, **_stored_as(fields, results)})
+    own = {"out": inferred.out, "query": fields.get("query", inferred.query)}
+    fields |= {name: own[value] for name, value in fields.items() if value in own}
     origin = given.get("origin", "declared " + ",".join(f"{name}={value}" for name, value in fields.items()))
-    fields = {name: value for name, value in fields.items() if not (name in ("out", "lse") and name in results)}
     return dataclasses.replace(inferred, **fields, origin=f"{origin}, the rest inferred from the dtypes")
+
+
+def _stored_as(fields: Mapping[str, Any], results: Mapping[str, str]) -> dict[str, str]:
+    """The dtypes of results that `fields` give. Raises InputError where the array that is there has fewer bits."""
+    from .noise import UNIT
+
+    given = {name: fields[name] for name in ("out", "lse") if name in fields}
+    for name, kind in given.items():
+        if kind not in CHOICES[name]:
+            raise InputError(f"numerics {name} is {kind!r}, expected {' or '.join(CHOICES[name])}")
+        held = results.get(name, kind)
+        if UNIT[held] > UNIT[kind]:
+            raise InputError(f"numerics {name} is {kind}, but {name} holds {held}, expected {held} or none")
+    return given
 
 
 def parse(text: str) -> dict[str, Any]:

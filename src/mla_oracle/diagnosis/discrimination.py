@@ -86,13 +86,14 @@ def discrimination(
 
     right = dict(expected(case, precision="f64") if truth is None else truth)
     case, right = in_row_axes(case, right) if truth is None else (case, right)
-    kinds = usual_kinds(case, right) if kinds is None else kinds
+    own = numerics if isinstance(case, (PagedCase, DenseCase)) else None
+    kinds = usual_kinds(case, right, own) if kinds is None else kinds
     right = {name: right[name] for name in kinds}
     requests = choose_requests(case, np.ones(count_requests(case), bool))
     if requests is not None and isinstance(case, PagedCase) and case.extensions():
         case, right = of_requests(case, requests, right)
         requests = None
-    measure = Measure(case, right, kinds, numerics if isinstance(case, (PagedCase, DenseCase)) else None)
+    measure = Measure(case, right, kinds, own)
     suspects = Suspects(case, right, requests)
     asked = suspects.applicable() if mutants is None else tuple(m for m in mutants if suspects.applies(m))
     return of_suspects(suspects, measure, asked)
@@ -130,9 +131,10 @@ def _differs(suspects: Suspects, mutant: Mutant) -> bool:
     return effect({name: given[name] for name in truth}, truth).differs
 
 
-def usual_kinds(case: Case, truth: Mapping[str, Array]) -> dict[str, str]:
-    """The dtypes that results of this case usually have: of its own rows, an lse f32."""
+def usual_kinds(case: Case, truth: Mapping[str, Array], numerics: Any = None) -> dict[str, str]:
+    """The dtypes that results of this case usually have, or those declared: of its own rows, an lse f32."""
     from .. import dtypes
+    from ..numerics import parse
 
     tensors = case.tensors()
     names: tuple[str, ...] = ("kv_cache", "c_kv", "partial_out", "x")
@@ -141,7 +143,8 @@ def usual_kinds(case: Case, truth: Mapping[str, Array]) -> dict[str, str]:
     main = next(tensors[n] for n in names if n in tensors)
     own = dtypes.name_of(main.dtype)
     own = own if own in ("f32", "bf16", "f16") else "f32"
-    return {name: "f32" if name.endswith("lse") else own for name in truth}
+    given = parse(numerics) if isinstance(numerics, str) else numerics if isinstance(numerics, Mapping) else {}
+    return {name: given.get(name, "f32" if name.endswith("lse") else own) for name in truth}
 
 
 def _short(x: float) -> float:

@@ -118,8 +118,8 @@ def choose(
 def _look(case_id: str, numerics: Any, mutants: tuple[Mutant, ...]) -> _Candidate:
     case = generate(case_id)
     case, truth = in_row_axes(case, expected(case, precision="f64"))
-    kinds = usual_kinds(case, truth)
-    measure = Measure(case, truth, kinds, numerics if isinstance(case, (PagedCase, DenseCase)) else None)
+    own = numerics if isinstance(case, (PagedCase, DenseCase)) else None
+    measure = Measure(case, truth, usual_kinds(case, truth, own), own)
     suspects = Suspects(case, truth)
     suspects._room = 0
     take = {name: _elements(array) for name, array in truth.items()}
