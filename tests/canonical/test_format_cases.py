@@ -88,6 +88,22 @@ def test_an_extra_cache_has_the_format_of_the_main_one_and_its_own_scale(name):
     same(decode(**{**p, **slots}, **tensors, **given, cache_format=name, precision="f64"), right)
 
 
+def test_an_extra_cache_of_a_format_of_its_own_is_read_by_its_own_first_rule():
+    p, tensors, _ = problem("fp8_ds_mla")
+    _, extra, _ = problem("nvfp4_sglang", seed=5)
+    given = {f"extra_{tensor}": array for tensor, array in extra.items()}
+    given |= {"extra_block_table": TABLE, "extra_seq_lens": LENS, "extra_topk_indices": np.array([[[0, 5]] * 2] * 2)}
+    given["extra_topk_indices"][1] = 2
+    own = {"cache_format": "fp8_ds_mla", "cache_reader": "f32", "extra_cache_format": "nvfp4_sglang"}
+    right = {"kv_cache": numbers("fp8_ds_mla", tensors, "f64", "f32")}
+    by_its_own = right | {"extra_kv_cache": numbers("nvfp4_sglang", extra, "f64")}
+    lists = {name: array for name, array in given.items() if not name.endswith(("cache", "scale"))}
+    found = decode(**p, **tensors, **given, **own, precision="f64")
+    same(found, decode(**p, **lists, **by_its_own, precision="f64"))
+    by_the_main_one = right | {"extra_kv_cache": numbers("nvfp4_sglang", extra, "f64", "f32")}
+    assert not np.array_equal(found.out, decode(**p, **lists, **by_the_main_one, precision="f64").out)
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
