@@ -8,7 +8,7 @@ import pytest
 from canonical_cases import BF16, assert_right, make, packed, topk
 
 import mla_oracle
-from mla_oracle import canonical, formats, packings
+from mla_oracle import canonical, formats, listed, packings
 from mla_oracle.errors import UnsupportedError
 from mla_oracle.fast import isa
 
@@ -103,6 +103,27 @@ def test_a_second_cache_of_a_format(name, second, build):
     if other.kv_scale is not None:
         extra["extra_kv_scale"] = other.kv_scale
     assert_right(dataclasses.replace(case, **extra), build)
+
+
+@pytest.mark.parametrize("name", [name for name in formats.NAMES if not formats.get(name).tensors])
+def test_two_caches_of_one_format_are_read_as_they_are_used(name):
+    case = packed(make(D=formats.get(name).width or 96, V=64, lens=(9,)), name)
+    other = packed(make(D=formats.get(name).width or 96, V=64, lens=(20,), block=4), name)
+    tables = {f"extra_{n}": getattr(other, n) for n in ("kv_cache", "block_table", "seq_lens")}
+    case = dataclasses.replace(case, extra_topk_indices=topk(other, 8), **tables)
+    problem = canonical.checked(case, "f32")
+    assert listed.rows_of(problem, list(problem.seen), 0).places.packing is not None
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_a_second_cache_has_a_scale_of_its_own(scale, build):
+    case = packed(make(D=96, V=64, lens=(9,)), "fp8_e4m3")
+    shared = {"extra_block_table": case.block_table, "extra_seq_lens": case.seq_lens, "extra_kv_cache": case.kv_cache}
+    own = case.kv_scale * np.float32(scale)
+    case = dataclasses.replace(case, extra_topk_indices=topk(case, 8), extra_kv_scale=own, **shared)
+    problem = canonical.checked(case, "f32")
+    assert (listed.rows_of(problem, list(problem.seen), 0).places.packing is not None) == (scale == 1)
+    assert_right(case, build)
 
 
 # Readers whose rows are first made numbers by formats.read.
