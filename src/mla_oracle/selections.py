@@ -203,6 +203,16 @@ def _selection(
     return indices, request, listed
 
 
+def check_slots(name: str, slots: Array | None, length: Array | None) -> None:
+    """Raise InputError for a slot below -1 among those of slots [B, T, K] that are read: FlashMLA's decode takes no
+    negative but -1 for none (sparse_fp8/splitkv_mla.cuh). length [B] or None."""
+    if slots is None:
+        return
+    read = np.arange(slots.shape[2]) < (slots.shape[2] if length is None else length[:, None, None])
+    for b, t, i in np.argwhere((slots < -1) & read)[:1]:
+        raise InputError(f"{name}[{b}, {t}, {i}] is {slots[b, t, i]}, expected -1 or a slot")
+
+
 def _check_lengths(lengths: Array, most: int) -> None:
     if dtype_name("topk_length", lengths) not in INTEGERS:
         raise InputError(f"topk_length is {lengths.dtype}, expected {' or '.join(INTEGERS)}")

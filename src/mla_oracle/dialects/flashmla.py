@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array
 from ..cache_layouts import cache_view, tokens_as_blocks
 from ..cases import PagedCase
 from ..errors import InputError
+from ..selections import check_slots
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect
@@ -122,8 +122,8 @@ class SparseDecode(Dialect):
             for name in ("topk_length", "extra_k_cache"):
                 if given[name] is not None:
                     raise InputError(f"{name} is given, expected none with rows of 656 bytes")
-        _check_slots("indices", given.indices, given.topk_length)
-        _check_slots("extra_indices_in_kvcache", given.extra_indices_in_kvcache, given.extra_topk_length)
+        check_slots("indices", given.indices, given.topk_length)
+        check_slots("extra_indices_in_kvcache", given.extra_indices_in_kvcache, given.extra_topk_length)
         scale = given.softmax_scale
         extra = given.extra_k_cache
         return {
@@ -216,15 +216,6 @@ class SparsePrefill(Dialect):
             "d_v": case.head_dim_v,
             "attn_sink": case.sinks,
         }
-
-
-def _check_slots(name: str, slots: Array | None, length: Array | None) -> None:
-    """Of slots [b, s_q, n] those that are read are -1 or more: the decode kernel takes another negative for a slot."""
-    if slots is None:
-        return
-    read = np.arange(slots.shape[2]) < (slots.shape[2] if length is None else length[:, None, None])
-    for b, t, i in np.argwhere((slots < -1) & read)[:1]:
-        raise InputError(f"{name}[{b}, {t}, {i}] is {slots[b, t, i]}, expected -1 or a slot")
 
 
 def _of_queries(case: PagedCase) -> Any:
