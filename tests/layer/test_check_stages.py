@@ -20,6 +20,7 @@ from wrong_layers import WRONG, IndexWithoutRelu, KeysNotRotated, NoLatentNorm, 
 
 from mla_oracle import InputError
 from mla_oracle.layer import LayerConfig, check_stages, check_weights
+from mla_oracle.layer.limits import limit
 
 TOKENS = 9
 FAMILIES = {
@@ -168,6 +169,37 @@ def test_a_value_that_is_no_number_fails():
     verdict = judged(CONFIG, Broken, past=False)
     assert (verdict.first, verdict.row) == ("kv_cache", 4)
     assert verdict.stages[[f.stage for f in verdict.stages].index("kv_cache")].units == np.inf
+
+
+@pytest.mark.parametrize(("mask", "said"), [(0.0, "is 0 where -inf"), (np.nan, "is nan where -inf"), (-1e4, None)])
+def test_scores_of_keys_that_are_not_seen_may_be_any_large_negative_number(mask, said):
+    class Masked(Engine):
+        def __call__(self, *args):
+            stages = super().__call__(*args)
+            return stages | {"scores": np.where(np.isneginf(stages["scores"]), np.float32(mask), stages["scores"])}
+
+    verdict = judged(CONFIG, Masked, past=False)
+    assert verdict.passed if said is None else (verdict.first == "scores" and said in verdict.reason)
+
+
+def test_an_error_of_every_element_is_told_where_each_alone_would_pass():
+    limits = limit(np.ones((TOKENS, 32)))
+    error = np.zeros((TOKENS, 32))
+    error[3, 7] = 4.0
+    assert (limits.units(error, np.zeros_like(error)) < 1).all()
+    assert (limits.units(np.full_like(error, 4.0), np.zeros_like(error)) > 1).all()
+
+
+def test_far_positions_under_yarn_are_allowed_no_more_than_f32_may_be_off():
+    class Stretched(Engine):
+        def angles(self, positions):
+            return super().angles(positions * (1 + 5e-5))
+
+    read, weights = layer_of(CONFIG, random_weights(CONFIG))
+    inputs = {"hidden_states": random_states(CONFIG, TOKENS), "positions": 20_000 + np.arange(TOKENS)}
+    for engine, first in ((Engine, None), (Stretched, "q_pe")):
+        dump = engine(CONFIG, random_weights(CONFIG))(*inputs.values())
+        assert check_stages(read, weights, inputs, dump).first == first
 
 
 def test_lse_in_base_two_is_a_convention():

@@ -57,14 +57,15 @@ class Judge:
         dtype = dtypes.name_of(self.given[name].dtype)
         if name == "lse":
             truth, actual = truth[..., None], actual[..., None] / self.unit
+        told = actual, truth
         hidden = np.isneginf(truth) if name in ("scores", "index_scores") else np.zeros(1, bool)
         if hidden.any():
-            bad = hidden & ~(actual < -1e4)
+            bad = hidden & ~(actual <= -1e4)
             truth, actual = np.where(hidden, 0.0, truth), np.where(hidden, np.where(bad, np.inf, 0.0), actual)
         limits = self._limit(name, truth, dtype)
         if hidden.any():
             limits = limits._replace(scale=np.where(hidden, 1.0, limits.scale))
-        return self._finding(name, actual, truth, limits, dtype)
+        return self._finding(name, limits.units(actual, truth), limits.ratio(actual, truth), told, limits, dtype)
 
     def part(self, kind: str, parted: bool, name: str) -> None:
         """Part the pairs of rotated rows, or do not; what of them stands before `name` and was not dumped is ours."""
@@ -123,14 +124,17 @@ class Judge:
             own = self.spread.of(name, truth)
         return limit(np.hypot(own, self.spread.rounding(np.where(np.isfinite(truth), truth, 0.0), dtype)))
 
-    def _finding(self, name: str, actual: Array, truth: Array, limits: Limit, dtype: str) -> Finding:
+    def _finding(
+        self, name: str, units: Array, ratio: Array, told: tuple[Array, Array], limits: Limit, dtype: str
+    ) -> Finding:
+        """What `units` of rows and the `ratio` of elements to their scales say, where `told` is actual and expected."""
+        actual, truth = told
         if not truth.size:
             return Finding(name, True, dtype, 0.0, 0, len(truth))
-        units = limits.units(actual, truth)
         of_rows = units.reshape(len(units), -1).max(axis=1, initial=0)
         over = np.flatnonzero(of_rows > 1)
         row = int(over[0]) if over.size else int(of_rows.argmax())
-        z = limits.ratio(actual, truth)[row]
+        z = ratio[row]
         head = tuple(int(i) for i in np.unravel_index(int(units[row].argmax()), units[row].shape))
         index = (row, *head, int(z[head].argmax()))
         allowed = float(limits.scale[index] * limits.largest[index[:-1]])
