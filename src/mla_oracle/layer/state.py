@@ -150,6 +150,9 @@ def prepare(
         values[name] = np.array(array, np.int64) if whole else widen(array, real)
     if not axes["T"]:
         raise InputError("hidden_states has 0 tokens, expected 1 or more")
+    for name, array in values.items():
+        for index in np.argwhere(~np.isfinite(array))[:1]:
+            raise InputError(f"{name}{index.tolist()} is {array[tuple(index)]}, expected a number")
     state = State(config, weights.widened(real), values, real, angles, form, backend)
     if "topk" in values:
         check_choice("topk", values["topk"], state.seen)
