@@ -248,6 +248,18 @@ def test_a_case_that_is_none_is_told_in_one_line(folder, capsys, metadata, said)
     assert code == 2 and said in told["error"]["message"] and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("case.safetensors", "the case file"), ("model/model.safetensors", "the weights")]
+)
+def test_what_a_case_is_read_from_is_not_overwritten(folder, capsys, name, said):
+    tensors, metadata = read_tensors(folder / "case.safetensors")
+    write_tensors(folder / "case.safetensors", tensors, metadata | {"weights": "model/model.safetensors"})
+    before = (folder / name).read_bytes()
+    code, told, _ = call(capsys, "run", folder / "case.safetensors", "-o", folder / name)
+    assert code == 2 and told["error"]["message"] == f"the result file {folder / name} is {said}, expected another name"
+    assert (folder / name).read_bytes() == before
+
+
 def test_transposed_weights_are_told_with_exit_code_2(folder, capsys):
     path = folder / "model" / "model.safetensors"
     tensors, _ = read_tensors(path)
@@ -265,7 +277,7 @@ def test_other_options_are_refused_with_stages(folder, capsys):
     code, told, _ = call(capsys, "check", *files)
     assert code == 2 and "schema is 'mla-oracle-layer/1'" in told["error"]["message"]
     code, told, _ = call(capsys, "run", files[0], "--out-dtype", "bf16")
-    assert code == 2 and "expected neither" in told["error"]["message"]
+    assert code == 2 and "expected none for a layer case" in told["error"]["message"]
 
 
 def test_names_that_are_none_are_refused_when_written(tmp_path):

@@ -72,6 +72,13 @@ class LayerCase:
         """rope_layout, held and lse_base, where given."""
         return {name: self.conventions[name] for name in OF_CHECK if name in self.conventions}
 
+    @property
+    def files(self) -> dict[str, str]:
+        """Where the case, its weights and its config were read: files or folders."""
+        folder, config = os.path.dirname(self.name), self.conventions["config"]
+        found = {"the case file": self.name, "the weights": os.path.join(folder, self.conventions["weights"])}
+        return found if config.lstrip().startswith("{") else found | {"the config": os.path.join(folder, config)}
+
 
 def read_layer_case(path: str | PathLike[str]) -> LayerCase:
     """The layer case in the file `path`, and the weights it names. Raises InputError."""

@@ -46,8 +46,10 @@ def compute(source: str, out: str | None, *, precision: str = "f64", backend: st
     from ..commands import describe
 
     case = read_layer_case(source)
-    if out is not None and os.path.exists(out) and os.path.samefile(source, out):
-        raise InputError(f"the result file {out} is the case file, expected another name")
+    if out is not None and os.path.exists(out):
+        for called, path in case.files.items():
+            if os.path.samefile(path, out):
+                raise InputError(f"the result file {out} is {called}, expected another name")
     start = time.perf_counter()
     computed = stages(case, precision=precision, backend=backend)
     seconds = time.perf_counter() - start
