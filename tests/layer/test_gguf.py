@@ -42,8 +42,10 @@ def tensors(config, split=True, layer=1):
     return found
 
 
-def write(path, held, architecture="deepseek2", heads=3, kinds=None):
+def write(path, held, architecture="deepseek2", heads=3, kinds=None, facts=None):
     writer = gguf.GGUFWriter(path, architecture)
+    for name, value in (facts or {}).items():
+        writer.add_float32(f"{architecture}.{name}", value)
     if heads is not None:
         writer.add_head_count(heads)
     for name, array in held.items():
@@ -147,8 +149,13 @@ def test_weights_that_contradict_the_config_are_told_in_one_line(tmp_path, chang
 def test_the_files_metadata_may_contradict_the_config(tmp_path):
     read = LayerConfig.from_hf_config(CONFIG)
     path = write(tmp_path / "a.gguf", tensors(CONFIG), heads=4)
-    with pytest.raises(InputError, match=r"^deepseek2.attention.head_count is 4, expected 3: the config has them$"):
+    with pytest.raises(InputError, match=r"^deepseek2.attention.head_count is 4, expected 3: the config has it$"):
         read_weights(path, read, 1)
+    for key, wrong, right in (("rope.freq_base", 5e5, 1e4), ("rope.scaling.factor", 32.0, 40.0)):
+        path = write(tmp_path / "f.gguf", tensors(CONFIG), facts={key: wrong})
+        with pytest.raises(InputError, match=f"^deepseek2.{key} is {wrong:g}, expected {right:g}: the config has it$"):
+            read_weights(path, read, 1)
+        read_weights(write(tmp_path / "f.gguf", tensors(CONFIG), facts={key: right}), read, 1)
     path = write(tmp_path / "b.gguf", tensors(CONFIG), "llama")
     with pytest.raises(UnsupportedError, match=r"general.architecture is 'llama', expected deepseek2"):
         read_weights(path, read, 1)

@@ -14,6 +14,7 @@ parts must have them alike. Rows of rope are as in Hugging Face: llama.cpp rotat
 
 from __future__ import annotations
 
+import math
 import os
 from os import PathLike
 from typing import Any
@@ -51,11 +52,7 @@ def read_gguf(path: str | PathLike[str], config: LayerConfig, layer: int) -> Wei
     architecture = _field(reader, "general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedError(f"general.architecture is {architecture!r}, expected {', '.join(ARCHITECTURES)}")
-    heads = _field(reader, f"{architecture}.attention.head_count")
-    if heads is not None and heads != config.geometry.num_heads:
-        raise InputError(
-            f"{architecture}.attention.head_count is {heads}, expected {config.geometry.num_heads}: the config has them"
-        )
+    _check_facts(reader, architecture, config)
     prefix = f"blk.{layer}."
     arrays: dict[str, Array] = {}
     names = {key: f"{prefix}{name}.weight" for name, key in (NAMES | SPLIT).items()}
@@ -81,6 +78,20 @@ def read_gguf(path: str | PathLike[str], config: LayerConfig, layer: int) -> Wei
                 raise InputError(f"{names[key]} is {list(part.shape)} and not the part of {names['kv_b_proj']}")
         return whole
     return check_weights(arrays, config, names=names)
+
+
+def _check_facts(reader: Any, architecture: str, config: LayerConfig) -> None:
+    """Raise InputError where the file's metadata contradicts the config in what the shapes of tensors do not tell."""
+    g = config.geometry
+    facts = {
+        "attention.head_count": g.num_heads,
+        "rope.freq_base": g.rope_theta,
+        "rope.scaling.factor": None if g.yarn is None else g.yarn.factor,
+    }
+    for key, wanted in facts.items():
+        found = _field(reader, f"{architecture}.{key}")
+        if isinstance(found, (int, float)) and wanted is not None and not math.isclose(found, wanted, rel_tol=1e-6):
+            raise InputError(f"{architecture}.{key} is {found:g}, expected {wanted:g}: the config has it")
 
 
 def _check_key_part(name: str, array: Array, config: LayerConfig) -> None:
