@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed rows as the fast tier reads them, to the bit: every code times scales of every kind, and every format's rows."""
+"""Packed rows as the fast tier reads them, to the bit: every code times every kind of scale, every format's rows."""
 
 import numpy as np
 import pytest

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,18 +27,20 @@ from .extensions import Extensions, require_plain
 from .geometry import check_integer, show
 from .paged import LOG2E, Attention, decode_paged
 from .queries import Queries, bias_of, queries_of
-from .visible import Seen, visible
+from .visible import Seen, Visible, visible
+
+IS_TENSOR = {f.name: str(f.type).startswith("Array") for f in dataclasses.fields(Extensions)}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A case without contradictions, in the number type of a precision; N query rows."""
+    """A case without contradictions, for the number type of a precision; N query rows."""
 
     queries: Queries
-    q: Array  # [N, H, D]
+    stored_q: Array  # [N, H, D]
     main: Cache
     extra: Cache | None
-    seen: Iterator[Seen]  # of each request in turn
+    seen: Visible  # of each request in turn
     bias: Array | None  # [N, H or 1, columns]
     sinks: Array  # [H], -inf where there is none
     scale: float
@@ -47,6 +49,11 @@ class Problem:
     value: slice  # of a row
     lse_unit: float
     empty_lse: float
+
+    @cached_property
+    def q(self) -> Array:
+        """[N, H, D] in the number type of the precision."""
+        return widen(self.stored_q, number_type(self.main.precision)[0])
 
 
 def decode(
@@ -78,12 +85,11 @@ def decode(
     Raises InputError in one line for a bad argument or for two that contradict each other; UnsupportedError, which
     names the extension, for a backend that does not compute it.
     """
-    known = {f.name: str(f.type).startswith("Array") for f in dataclasses.fields(Extensions)}
     for name in extensions:
-        if name not in known:
+        if name not in IS_TENSOR:
             raise TypeError(f"decode() got an unexpected keyword argument {name!r}")
     given: dict[str, Any] = {"q": q, "kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
-    given |= {name: value for name, value in extensions.items() if known[name]}
+    given |= {name: value for name, value in extensions.items() if IS_TENSOR[name]}
     needed = ("q", "kv_cache")
     arrays = {name: as_array(name, value) for name, value in given.items() if value is not None or name in needed}
     conventions = {
@@ -93,7 +99,7 @@ def decode(
         "lse_base": lse_base,
         "empty_lse": empty_lse,
     }
-    options = {name: value for name, value in extensions.items() if not known[name]}
+    options = {name: value for name, value in extensions.items() if not IS_TENSOR[name]}
     choice("topk_by", options.get("topk_by", "position"), ("position", "slot"))
     case = PagedCase(**arrays, **conventions, **options)  # type: ignore[arg-type]
     how: dict[str, Any] = {"precision": precision, "backend": backend, "threads": threads, "isa": isa}
@@ -113,8 +119,7 @@ def attend(
     """The results of a case, plain or not. Raises InputError, UnsupportedError, of cuda and ptx MissingError too."""
     threads = thread_count(threads)
     problem = checked(case, precision)
-    seen = list(problem.seen)
-    used = backend_of(problem, seen, backend, isa)
+    used = backend_of(problem, backend, isa)
     if used in KERNELS:
         from .gpu import canonical
 
@@ -123,43 +128,43 @@ def attend(
     elif used == "fast":
         from . import listed
 
-        out, lse = listed.attend(problem, seen, threads=threads, isa=isa)
+        out, lse = listed.attend(problem, threads=threads, isa=isa)
         listed.finish(problem, out, lse, case.sinks_in_lse)
     else:
-        out, lse = _strict(case, problem, seen)
+        out, lse = _strict(case, problem)
     rows = case.q.shape[:-1]
     out, lse = out.reshape(*rows, out.shape[-1]), lse.reshape(rows)
     return Attention(out, np.ascontiguousarray(lse.swapaxes(1, 2)) if case.lse_axes == "BHT" else lse)
 
 
-def backend_of(problem: Problem, seen: list[Seen], backend: str, isa: str | None = None) -> str:
-    """Who computes a problem whose keys are `seen`. Raises InputError, UnsupportedError for what "fast" does not."""
-    used = choose(backend, multiply_adds(problem, seen), isa)
+def backend_of(problem: Problem, backend: str, isa: str | None = None) -> str:
+    """Who computes a problem. Raises InputError, UnsupportedError for what "fast" does not."""
+    used = choose(backend, multiply_adds(problem), isa)
     if used != "fast":
         return used
-    biased = problem.bias is not None and any(bias_at(problem, b, one).any() for b, one in enumerate(seen))
+    biased = problem.bias is not None and any(bias_at(problem, b, one).any() for b, one in enumerate(problem.seen))
     refused = "softcap" if problem.softcap else "bias" if biased else None
     if refused and backend == "fast":
         raise UnsupportedError(f"{refused} is not supported by backend 'fast'")
     return "strict" if refused else "fast"
 
 
-def multiply_adds(problem: Problem, seen: list[Seen]) -> int:
+def multiply_adds(problem: Problem) -> int:
     """How large a problem is, for `backends.choose`."""
-    _, H, D = problem.q.shape
-    pairs: int = H * sum(len(one.slot) for one in seen)
+    _, H, D = problem.stored_q.shape
+    pairs: int = H * sum(len(one.slot) for one in problem.seen.runs)
     width: int = D + problem.value.stop - problem.value.start
     return pairs * width
 
 
-def _strict(case: PagedCase, problem: Problem, seen: list[Seen]) -> tuple[Array, Array]:
+def _strict(case: PagedCase, problem: Problem) -> tuple[Array, Array]:
     """(out [N, H, V], lse [N, H]) by the sequential loops."""
     from .reference import _attend
 
     (N, H, _), real = problem.q.shape, problem.q.dtype
     out, lse = np.empty((N, H, problem.value.stop - problem.value.start), real), np.empty((N, H), real)
     group = H // problem.main.heads
-    for b, one in enumerate(seen):
+    for b, one in enumerate(problem.seen):
         of_request = slice(*problem.queries.starts[b : b + 2])
         rows, keys = gather(problem, one)
         bias = bias_at(problem, b, one)
@@ -237,7 +242,7 @@ def checked(case: PagedCase, precision: str) -> Problem:
     bias = bias_of(case, queries)
     return Problem(
         queries=queries,
-        q=queries.flat(widen(case.q, real)),
+        stored_q=queries.flat(case.q),
         main=main,
         extra=extra,
         seen=visible(case, queries, bias, main, extra),

@@ -16,6 +16,7 @@ import numpy as np
 from . import dtypes
 from .arrays import Array
 from .caches import Cache
+from .checks import number_type
 from .fast import listed
 from .packings import Places, Region, places_of
 from .visible import Seen
@@ -35,23 +36,22 @@ class Rows:
     held: object  # what the addresses are in
 
 
-def attend(
-    problem: Problem, seen: list[Seen], *, threads: int | None = None, isa: str | None = None
-) -> tuple[Array, Array]:
+def attend(problem: Problem, *, threads: int | None = None, isa: str | None = None) -> tuple[Array, Array]:
     """(out [N, H, V], lse [N, H]), natural, -inf where a query sees no key: `finish` makes them the results.
 
     The problem has no softcap, and no bias but 0.
     """
-    (N, H, _), real = problem.q.shape, problem.q.dtype
+    stored = problem.stored_q if dtypes.name_of(problem.stored_q.dtype) in dtypes.STORED else problem.q
+    (N, H, _), real = stored.shape, np.dtype(number_type(problem.main.precision)[0])
     V, group = problem.value.stop - problem.value.start, H // problem.main.heads
     out, lse = np.empty((N, 1, H, V), real), np.empty((N, 1, H), real)
     for g in range(problem.main.heads):
         heads = slice(g * group, (g + 1) * group)
-        rows = rows_of(problem, seen, g)
+        rows = rows_of(problem, g)
         part = (out, lse) if group == H else (np.empty((N, 1, group, V), real), np.empty((N, 1, group), real))
         listed.decode(
-            np.ascontiguousarray(problem.q[:, None, heads]).view(np.uint8),
-            dtypes.STORED.index(dtypes.name_of(real)),
+            np.ascontiguousarray(stored[:, None, heads]).view(np.uint8),
+            dtypes.STORED.index(dtypes.name_of(stored.dtype)),
             rows.at,
             rows.apart,
             rows.counts,
@@ -72,8 +72,9 @@ def attend(
     return out[:, 0], lse[:, 0]
 
 
-def rows_of(problem: Problem, seen: list[Seen], head: int) -> Rows:
+def rows_of(problem: Problem, head: int) -> Rows:
     """Where the keys of every query lie."""
+    seen = problem.seen.runs
     caches = [cache for cache in (problem.main, problem.extra) if cache is not None]
     places = [places_of(cache, head) for cache in caches]
     if places[0] is None or any(not _alike(places[0], other) for other in places[1:]):
@@ -113,19 +114,27 @@ def _numbers(caches: list[Cache], seen: list[Seen], head: int) -> Rows:
 
 def _lists(seen: list[Seen], place: Callable[[int, Array], Any]) -> tuple[Array, Array]:
     """([N, K] i64, counts [N] i32): what `place` makes of the slots of each source, query after query."""
-    counts = np.concatenate([np.diff(s.starts) for s in seen] or [np.zeros(0, np.int64)])
-    found = np.zeros((len(counts), int(counts.max(initial=0))), np.int64)
-    n = 0
-    for one in seen:
-        each = np.diff(one.starts)
-        at = np.empty(len(one.slot), np.int64)
-        for s in (0, 1):
-            mine = one.source == s
-            if mine.any():
-                at[mine] = place(s, one.slot[mine])
-        found[n : n + len(each)][np.arange(found.shape[1]) < each[:, None]] = at
-        n += len(each)
+    counts = _joined([one.starts[1:] - one.starts[:-1] for one in seen])
+    at, K = _joined([_placed(one, place) for one in seen]), int(counts.max(initial=0))
+    if (counts == K).all():
+        return at.reshape(len(counts), K), counts.astype(np.int32)
+    found = np.zeros((len(counts), K), np.int64)
+    found[np.arange(K) < counts[:, None]] = at
     return found, counts.astype(np.int32)
+
+
+def _joined(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _placed(seen: Seen, place: Callable[[int, Array], Any]) -> Array:
+    extra = seen.source != 0
+    if not extra.any():
+        return np.asarray(place(0, seen.slot))
+    at = np.empty(len(seen.slot), np.int64)
+    for s, mine in enumerate((~extra, extra)):
+        at[mine] = place(s, seen.slot[mine])
+    return at
 
 
 def finish(problem: Problem, out: Array, lse: Array, sinks_in_lse: bool) -> None:

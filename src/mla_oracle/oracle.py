@@ -100,8 +100,7 @@ def backend_of(case: Case, backend: str = "auto", isa: str | None = None) -> str
             return choose(backend, size, isa)
         case PagedCase():
             if case.extensions():
-                problem = canonical.checked(case, "f64")
-                used = canonical.backend_of(problem, list(problem.seen), backend, isa)
+                used = canonical.backend_of(canonical.checked(case, "f64"), backend, isa)
                 if used in KERNELS:
                     from .gpu import canonical as of_kernels
 

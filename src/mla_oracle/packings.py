@@ -39,8 +39,9 @@ class Region:
     row: int
 
     def at(self, slots: Array, block_size: int) -> Array:
-        blocks, offsets = np.divmod(slots, block_size)
-        addresses: Array = self.start + blocks * self.block + offsets * self.row
+        addresses: Array = self.start + slots * self.row
+        if self.block != block_size * self.row:
+            addresses += slots // block_size * (self.block - block_size * self.row)
         return addresses
 
 

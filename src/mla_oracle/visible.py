@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which keys each query of a paged case sees, in which order: length, mask, window, selection and bias; no arithmetic.
 
-    for b, seen in enumerate(visible(case, queries, bias, main, extra)):
+    found = visible(case, queries, bias, main, extra)
+    for b, seen in enumerate(found):
         seen.slot[seen.starts[t] : seen.starts[t + 1]]      the keys of query t of request b, first to last
+    found.runs                                              the same, of many requests in one
 
 By position a key is a token of the request and lies where block_table says; by slot it lies at its index. Position p
 of n is seen from i = n - T + t, the position of query t of T, if all of these say so:
@@ -18,7 +20,9 @@ Keys of the extra cache follow the main ones; length and selection alone decide 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,9 +36,9 @@ from .queries import Queries
 
 
 class Seen(NamedTuple):
-    """The keys of one request, query after query: those of query t are starts[t] .. starts[t + 1] of the others."""
+    """The keys of n queries, one after the other: those of query t are starts[t] .. starts[t + 1] of the others."""
 
-    starts: Array  # [T + 1] i64
+    starts: Array  # [n + 1] i64
     source: Array  # [M] 0: the main cache, 1: the extra one
     position: Array  # [M] i64 token of the request, the column of its bias; by slot the slot
     slot: Array  # [M] i64 block * block_size + offset in its cache
@@ -51,9 +55,97 @@ class Paging(NamedTuple):
     length: Array | None  # [N]
 
 
-def visible(case: PagedCase, queries: Queries, bias: Array | None, main: Cache, extra: Cache | None) -> Iterator[Seen]:
-    """The keys of each request in turn. Raises InputError: at once for tensors that contradict each other, then for
-    an index, a block id or a bias of a request where its turn comes. bias: [N, H or 1, columns]"""
+class Visible:
+    """The keys of every query of a case, request after request; `runs` lists them with many requests in one."""
+
+    def __init__(
+        self,
+        case: PagedCase,
+        queries: Queries,
+        bias: Array | None,
+        pagings: list[Paging],
+        window: tuple[int | None, int | None, int],
+    ) -> None:
+        self.case, self.queries, self.bias, self.pagings, self.window = case, queries, bias, pagings, window
+
+    def __iter__(self) -> Iterator[Seen]:
+        """The keys of each request in turn. Raises InputError for an index, a block id or a bias."""
+        for requests, seen in self._runs():
+            rows = self.queries.starts[requests.start : requests.stop + 1]
+            for first, last in pairwise(rows - rows[0]):
+                starts = seen.starts[first : last + 1]
+                keys = slice(starts[0], starts[-1])
+                yield Seen(starts - starts[0], seen.source[keys], seen.position[keys], seen.slot[keys])
+
+    @cached_property
+    def runs(self) -> list[Seen]:
+        """The keys of all queries: of all requests at once where there is a selection. Raises InputError."""
+        return [seen for _, seen in self._runs()]
+
+    def _runs(self) -> Iterator[tuple[range, Seen]]:
+        B = len(self.queries.starts) - 1
+        at_once = max(1, B) if self.pagings[0].indices is not None and self.bias is None else 1
+        for b in range(0, B, at_once):
+            yield range(b, b + at_once), self._of(range(b, b + at_once))
+
+    def _of(self, requests: range) -> Seen:
+        """The keys of some requests; of one, where there is no selection."""
+        starts = self.queries.starts[requests.start : requests.stop + 1]
+        first, last = int(starts[0]), int(starts[-1])
+        request = np.repeat(np.arange(requests.start, requests.stop), np.diff(starts))  # [n]
+        places, kept = [], []
+        for paging in self.pagings:
+            place, live = self._selected(paging, request, first, last)  # [n, K] each
+            if not paging.prefix and paging.lens is not None:
+                if self.case.causal or self.window[:2] != (None, None):
+                    at = paging.lens[request] - self.queries.starts[request + 1] + np.arange(first, last)
+                    live &= in_window(place, at, self.case.causal, self.window)
+                if self.bias is not None:
+                    live = _biased(self.case, self.queries, self.bias[first:last], first, place, live)
+            places.append(place)
+            kept.append(live)
+        if len(places) == 1 and kept[0].all():
+            n, K = places[0].shape
+            position = places[0].reshape(-1)
+            owner = requests.start if len(requests) == 1 else np.repeat(request, K)
+            slot = _slots(self.pagings[0], owner, position)
+            return Seen(np.arange(n + 1) * K, np.zeros(n * K, np.int64), position, slot)
+        live, place = np.concatenate(kept, axis=1), np.concatenate(places, axis=1)
+        counts = np.count_nonzero(live, axis=1)
+        source = np.broadcast_to(np.repeat([0, 1][: len(places)], [p.shape[1] for p in places]), live.shape)[live]
+        position, owner = place[live], np.repeat(request, counts)
+        slot = np.empty_like(position)
+        for s, paging in enumerate(self.pagings):
+            mine = source == s
+            slot[mine] = _slots(paging, owner[mine], position[mine])
+        return Seen(np.concatenate([[0], counts.cumsum()]), source, position, slot)
+
+    def _selected(self, paging: Paging, request: Array, first: int, last: int) -> tuple[Array, Array]:
+        """(positions or slots [n, K] i64, which of them the selection means [n, K]) of the requests of n queries."""
+        cache, lens = paging.cache, paging.lens
+        if paging.indices is None:
+            tokens = int(lens[request[0]]) if lens is not None and len(request) else 0
+            place = np.broadcast_to(np.arange(tokens), (last - first, tokens))
+            return place, np.ones(place.shape, bool)
+        capacity = np.full((1, 1), cache.num_blocks * cache.block_size) if lens is None else lens[request][:, None]
+        place = paging.indices[first:last].astype(np.int64)
+        live = place >= 0
+        if paging.length is not None:
+            live &= np.arange(place.shape[1]) < paging.length[first:last, None]
+        inside = place < capacity
+        live, outside = live & inside, live & ~inside
+        if self.case.topk_outside == "error" and outside.any():
+            for t, k in np.argwhere(outside)[:1]:
+                limit = f"{paging.prefix}seq_lens[{request[t]}]"
+                limit = f"the rows of {paging.prefix}kv_cache" if lens is None else limit
+                index = f"{paging.prefix}topk_indices[{self.queries.place(first + t)}, {k}]"
+                most = np.broadcast_to(capacity, place.shape)[t, k]
+                raise InputError(f"{index} is {place[t, k]}, expected below {most}, {limit}")
+        return place, live
+
+
+def visible(case: PagedCase, queries: Queries, bias: Array | None, main: Cache, extra: Cache | None) -> Visible:
+    """The keys of all queries. Raises InputError for tensors that contradict each other. bias: [N, H or 1, columns]"""
     window = window_of(case)
     pagings = [_paging(case, queries, "", main)]
     if extra is not None:
@@ -65,7 +157,7 @@ def visible(case: PagedCase, queries: Queries, bias: Array | None, main: Cache, 
     lens = pagings[0].lens
     if bias is not None and lens is not None and bias.shape[2] < lens.max(initial=0):
         raise InputError(f"bias has {bias.shape[2]} columns, expected at least {lens.max()}, seq_lens[{lens.argmax()}]")
-    return (_seen(case, b, queries, pagings, window, bias) for b in range(len(queries.starts) - 1))
+    return Visible(case, queries, bias, pagings, window)
 
 
 def window_of(case: PagedCase) -> tuple[int | None, int | None, int]:
@@ -100,7 +192,7 @@ def _paging(case: PagedCase, queries: Queries, prefix: str, cache: Cache) -> Pag
             raise InputError(f"{name} is {said} with topk_by {case.topk_by!r}")
     axes = queries.bound()
     if not by_slot:
-        table = axes.take(f"{prefix}block_table", table, "B max_blocks", ("i32",))
+        table = np.ascontiguousarray(axes.take(f"{prefix}block_table", table, "B max_blocks", ("i32",)))
         lens = axes.take(f"{prefix}seq_lens", lens, "B", ("i32",)).astype(np.int64)
         max_blocks, block_size = axes["max_blocks"], cache.block_size
         for b in np.flatnonzero((lens < 0) | (lens > max_blocks * block_size))[:1]:
@@ -126,53 +218,12 @@ def _paging(case: PagedCase, queries: Queries, prefix: str, cache: Cache) -> Pag
     return Paging(prefix, cache, table, lens, queries.flat(indices), of_row)
 
 
-def _seen(case: PagedCase, b: int, queries: Queries, pagings: list[Paging], window: Any, bias: Array | None) -> Seen:
-    first, last = (int(row) for row in queries.starts[b : b + 2])
-    places, kept = [], []
-    for paging in pagings:
-        place, live = _selected(case, paging, b, first, last, queries)  # [T, K] each
-        if not paging.prefix and paging.lens is not None:
-            live = live & in_window(place, int(paging.lens[b]), case.causal, window)
-            if bias is not None:
-                live = _biased(case, queries, bias[first:last], first, place, live)
-        places.append(place)
-        kept.append(live)
-    live, place = np.concatenate(kept, axis=1), np.concatenate(places, axis=1)
-    source = np.repeat([0, 1][: len(places)], [p.shape[1] for p in places])
-    starts = np.concatenate([[0], live.sum(axis=1).cumsum()]).astype(np.int64)
-    source, position = np.broadcast_to(source, live.shape)[live], place[live]
-    slot = position.copy()
-    for s, paging in enumerate(pagings):
-        if paging.table is not None:
-            mine = source == s
-            slot[mine] = _slots(paging, b, position[mine])
-    return Seen(starts, source, position, slot)
-
-
-def _selected(case: PagedCase, paging: Paging, b: int, first: int, last: int, queries: Queries) -> tuple[Array, Array]:
-    """(positions or slots [T, K] i64, which of them the selection means [T, K])."""
-    cache, lens = paging.cache, paging.lens
-    capacity = cache.num_blocks * cache.block_size if lens is None else int(lens[b])
-    if paging.indices is None:
-        place = np.broadcast_to(np.arange(capacity), (last - first, capacity))
-        return place, np.ones(place.shape, bool)
-    place = paging.indices[first:last].astype(np.int64)
-    live = place >= 0
-    if paging.length is not None:
-        live &= np.arange(place.shape[1]) < paging.length[first:last, None]
-    outside = live & (place >= capacity)
-    if case.topk_outside == "error":
-        for t, k in np.argwhere(outside)[:1]:
-            limit = f"the rows of {paging.prefix}kv_cache" if lens is None else f"{paging.prefix}seq_lens[{b}]"
-            index = f"{paging.prefix}topk_indices[{queries.place(first + t)}, {k}]"
-            raise InputError(f"{index} is {place[t, k]}, expected below {capacity}, {limit}")
-    return place, live & ~outside
-
-
-def in_window(place: Array, n: int, causal: bool, window: tuple[int | None, int | None, int]) -> Array:
-    """bool [T, K] of positions [T, K] of a request of n tokens."""
+def in_window(place: Array, at: Array, causal: bool, window: tuple[int | None, int | None, int]) -> Array:
+    """bool [n, K]: which of the positions [n, K] queries at positions [n] see."""
     left, right, first = window
-    i = (n - len(place) + np.arange(len(place)))[:, None]
+    i = at[:, None]
+    if left is None and right is None:
+        return place <= i if causal else np.ones(place.shape, bool)
     inside = np.ones(place.shape, bool)
     if left is not None:
         inside &= place >= i - left
@@ -195,16 +246,21 @@ def _biased(case: PagedCase, queries: Queries, bias: Array, first: int, place: A
     return live & (found > -np.inf).any(axis=1)
 
 
-def _slots(paging: Paging, b: int, position: Array) -> Array:
-    """The slots of tokens of request b."""
-    assert paging.table is not None and paging.lens is not None
+def _slots(paging: Paging, request: Array | int, position: Array) -> Array:
+    """The slots of tokens [M], each of its request [M], or all of one."""
+    if paging.table is None:
+        return position.copy()
     block_size, num_blocks = paging.cache.block_size, paging.cache.num_blocks
     column = position // block_size
-    block = paging.table[b, column].astype(np.int64)
-    for wrong in np.flatnonzero((block < 0) | (block >= num_blocks))[:1]:
+    block: Array = paging.table.reshape(-1).take(request * paging.table.shape[1] + column).astype(np.int64)
+    if block.size and (block.min() < 0 or block.max() >= num_blocks):
+        wrong = np.flatnonzero((block < 0) | (block >= num_blocks))[0]
+        b = request if isinstance(request, int) else request[wrong]
         raise InputError(
             f"{paging.prefix}block_table[{b}, {column[wrong]}] is {block[wrong]}, expected 0 to {num_blocks - 1}:"
             f" request {b} sees token {position[wrong]}, and {paging.prefix}kv_cache has {num_blocks} blocks"
         )
-    slots: Array = block * block_size + position % block_size
-    return slots
+    block -= column
+    block *= block_size
+    block += position
+    return block

@@ -160,7 +160,7 @@ class Listed(Problem):
             return seen
         at = self.position(n) if position is None else position
         causal = self.case.causal if causal is None else causal
-        seen = in_window(place[None], at + 1, causal, self.window if window is None else window)[0]
+        seen = in_window(place[None], np.array([at]), causal, self.window if window is None else window)[0]
         bias = self.canonical.bias
         if biased and bias is not None:
             known = (place >= 0) & (place < bias.shape[2])
