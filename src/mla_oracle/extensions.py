@@ -71,16 +71,19 @@ class Extensions:
 
     def set_extensions(self) -> dict[str, Any]:
         """The fields above that are in use, by name."""
-        values = ((f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(Extensions))
+        values = ((name, getattr(self, name), default) for name, default in DEFAULTS.items())
         return {
             name: x
             for name, x, default in values
-            if (x is not None if default is None else not (np.isscalar(x) and x == default))
+            if x is not default and (default is None or not (np.isscalar(x) and x == default))
         }
 
     def extensions(self) -> tuple[str, ...]:
         """What of the case is not plain; a kind of case that has more says so."""
         return tuple(self.set_extensions())
+
+
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(Extensions)}
 
 
 def require_plain(case: object, who: str) -> None:

@@ -128,7 +128,7 @@ def _joined(parts: list[Array]) -> Array:
 
 
 def _placed(seen: Seen, place: Callable[[int, Array], Any]) -> Array:
-    extra = seen.source != 0
+    extra = seen.source.astype(bool)
     if not extra.any():
         return np.asarray(place(0, seen.slot))
     at = np.empty(len(seen.slot), np.int64)

@@ -39,7 +39,8 @@ class Region:
     row: int
 
     def at(self, slots: Array, block_size: int) -> Array:
-        addresses: Array = self.start + slots * self.row
+        addresses: Array = slots * self.row
+        addresses += self.start
         if self.block != block_size * self.row:
             addresses += slots // block_size * (self.block - block_size * self.row)
         return addresses

@@ -105,10 +105,11 @@ class Visible:
             places.append(place)
             kept.append(live)
         if len(places) == 1 and kept[0].all():
-            n, K = places[0].shape
-            position = places[0].reshape(-1)
-            owner = requests.start if len(requests) == 1 else np.repeat(request, K)
-            slot = _slots(self.pagings[0], owner, position)
+            (n, K), position = places[0].shape, places[0].reshape(-1)
+            if self.pagings[0].indices is None:
+                slot = np.broadcast_to(_first_slots(self.pagings[0], requests.start, K), (n, K)).reshape(-1)
+            else:
+                slot = _slots(self.pagings[0], np.repeat(request, K), position)
             return Seen(np.arange(n + 1) * K, np.zeros(n * K, np.int64), position, slot)
         live, place = np.concatenate(kept, axis=1), np.concatenate(places, axis=1)
         counts = np.count_nonzero(live, axis=1)
@@ -246,21 +247,35 @@ def _biased(case: PagedCase, queries: Queries, bias: Array, first: int, place: A
     return live & (found > -np.inf).any(axis=1)
 
 
-def _slots(paging: Paging, request: Array | int, position: Array) -> Array:
-    """The slots of tokens [M], each of its request [M], or all of one."""
+def _slots(paging: Paging, request: Array, position: Array) -> Array:
+    """The slots of tokens [M], each of its request [M]."""
     if paging.table is None:
         return position.copy()
-    block_size, num_blocks = paging.cache.block_size, paging.cache.num_blocks
-    column = position // block_size
-    block: Array = paging.table.reshape(-1).take(request * paging.table.shape[1] + column).astype(np.int64)
-    if block.size and (block.min() < 0 or block.max() >= num_blocks):
-        wrong = np.flatnonzero((block < 0) | (block >= num_blocks))[0]
-        b = request if isinstance(request, int) else request[wrong]
+    column = position // paging.cache.block_size
+    slots = _blocks(paging, request, column, position)
+    slots -= column
+    slots *= paging.cache.block_size
+    slots += position
+    return slots
+
+
+def _first_slots(paging: Paging, b: int, n: int) -> Array:
+    """The slots of tokens 0 .. n - 1 of request b."""
+    block_size = paging.cache.block_size
+    position = np.arange(0, n, block_size)
+    blocks = _blocks(paging, np.full(len(position), b), position // block_size, position)
+    return (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:n]
+
+
+def _blocks(paging: Paging, request: Array, column: Array, position: Array) -> Array:
+    """The blocks of tokens at `position` [M], in these columns of the table. Raises InputError."""
+    assert paging.table is not None
+    num_blocks = paging.cache.num_blocks
+    blocks: Array = paging.table.reshape(-1).take(request * paging.table.shape[1] + column).astype(np.int64)
+    if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
+        i = np.flatnonzero((blocks < 0) | (blocks >= num_blocks))[0]
         raise InputError(
-            f"{paging.prefix}block_table[{b}, {column[wrong]}] is {block[wrong]}, expected 0 to {num_blocks - 1}:"
-            f" request {b} sees token {position[wrong]}, and {paging.prefix}kv_cache has {num_blocks} blocks"
+            f"{paging.prefix}block_table[{request[i]}, {column[i]}] is {blocks[i]}, expected 0 to {num_blocks - 1}:"
+            f" request {request[i]} sees token {position[i]}, and {paging.prefix}kv_cache has {num_blocks} blocks"
         )
-    block -= column
-    block *= block_size
-    block += position
-    return block
+    return blocks
