@@ -78,14 +78,34 @@ def _flashinfer_cutlass(draw):
     return f"heads=128,{MLA},lens={lens(draw)},{dtype(draw, *SIXTEEN)},block={one(draw, 32, 64)}"
 
 
+FOLDED = "dtype=bf16,format=fp8_e4m3,reader=fold,q_dtype=e4m3,q_scale=0.03125"
+FP8 = ("dtype=e4m3,output_scale=0.5", FOLDED, f"{FOLDED},output_scale=0.5")
+
+
 def _flashinfer_trtllm(draw):
     rows = one(draw, f"lens={lens(draw)},tokens=2", counted(draw))
-    kind = one(draw, "dtype=bf16", "dtype=e4m3,output_scale=0.5", "dtype=e4m3,q_dtype=bf16")
+    kind = one(draw, "dtype=bf16", "dtype=e4m3,q_dtype=bf16", *FP8)
     return f"heads=3,{one(draw, MLA, FLAT)},{rows},{kind},block={one(draw, 32, 64)}{some(draw, 'sinks=normal')}"
 
 
 def _flashinfer_trtllm_sparse(draw):
     return f"heads=3,{MLA},lens={lens(draw, 1)},dtype=bf16,block=32,{_slots(draw, 20)}"
+
+
+def _flashinfer_cute_dsl(draw):
+    kernel = one(draw, "tokens=2", "tokens=1", "tokens=3,causal=false", "tokens=2,causal=false,sinks=normal")
+    kind = one(draw, "dtype=bf16", "dtype=f16", *FP8)
+    return f"heads=3,{MLA},lens={lens(draw)},{kernel},{kind},block={one(draw, 32, 64)}"
+
+
+def _flashinfer_xqa(draw):
+    return f"heads=3,{MLA},lens={lens(draw)},{one(draw, 'dtype=bf16', *FP8)},block={one(draw, 32, 64)}"
+
+
+def _flashinfer_prims_ts(draw):
+    free = f"lens={lens(draw, 1)},tokens=3,causal=false"
+    rows = one(draw, f"lens={lens(draw, 2)},tokens=2", "lens=70+3+64,ragged=1+0+3", free)
+    return f"heads=3,{MLA},{rows},{one(draw, 'dtype=bf16', *FP8)},block={one(draw, 32, 33)}"
 
 
 def _flashinfer_dsv4(draw):
@@ -124,6 +144,24 @@ def _sglang_cpu(draw):
     return f"heads=3,{MLA},lens={lens(draw, 1)},{dtype(draw, *SIXTEEN)},{options}"
 
 
+def _sglang_cutlass(draw):
+    return f"heads=128,{MLA},lens={lens(draw)},{dtype(draw, *SIXTEEN)},block={one(draw, 16, 128)}"
+
+
+def _sglang_cpu_flashmla(draw):
+    given = lens(draw, 1)
+    extra = one(draw, "", f",extra={given},extra_topk=9")
+    options = _slots(draw, 20, "topk_length=request", "topk_outside=skip")
+    kinds = (f"{MLA},dtype=bf16", f"{FLAT},dtype=bf16", f"{MLA},dtype=bf16,format=fp8_ds_mla")
+    kind = one(draw, *kinds, f"{FLAT},dtype=bf16,format=model1,reader=guarded")
+    return f"heads=3,{kind},lens={given},block={one(draw, 5, 64)},{options}{extra}"
+
+
+def _tensorrt_llm_fp8(draw):
+    rows = f"lens={lens(draw)},tokens={one(draw, 1, 2)}"
+    return f"heads=3,{MLA},{rows},{one(draw, 'dtype=e4m3', *FP8)},block={one(draw, 32, 64)},scale=0.125"
+
+
 def _tensorrt_llm(draw):
     scale = one(draw, 0.0721687836487032, 0.0625, 0.1352337788608801)
     return f"heads=3,{MLA},lens={lens(draw)},tokens={one(draw, 1, 2)},{dtype(draw, *SIXTEEN)},block=32,scale={scale}"
@@ -147,8 +185,9 @@ def _tvm(draw):
 
 
 def _tokenspeed(draw):
-    options = some(draw, "output_scale=0.25", "causal=false")
-    return f"heads=3,{MLA},lens={lens(draw)},tokens={one(draw, 1, 2)},dtype=e4m3,block={one(draw, 32, 64)}{options}"
+    options = some(draw, "causal=false")
+    kind = one(draw, "dtype=e4m3", *FP8)
+    return f"heads=3,{MLA},lens={lens(draw)},tokens={one(draw, 1, 2)},{kind},block={one(draw, 32, 64)}{options}"
 
 
 def _masked(draw):
@@ -186,7 +225,7 @@ def ids(draw, name):
     seed = draw(st.integers(1, 5))
     if name == "memra":
         return f"absorbed:{text},seed={seed}"
-    if "scale=0" not in text.split("output_scale")[0].split("q_scale")[0]:
-        text += ",scale=" + repr(192**-0.5 if name == "flashinfer-cutlass" else 0.0625)
+    if ",scale=" not in text:
+        text += ",scale=" + repr(192**-0.5 if name.endswith("cutlass") else 0.0625)
     inputs = draw(INPUTS)
     return f"paged:{text},inputs={inputs},seed={seed}"

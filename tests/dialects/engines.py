@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from mla_oracle import formats
@@ -154,8 +155,6 @@ def flashinfer(a, kernel=RIGHT):
     if a.get("kpe_scale") is None:
         ckv, kpe = a["ckv_cache"].astype(np.float64), a["kpe_cache"].astype(np.float64)
     else:
-        import ml_dtypes
-
         bf16 = ml_dtypes.bfloat16
         if a.get("ckv_scale_arr") is None:
             ckv = (a["ckv_cache"].astype(bf16) * bf16(a["ckv_scale"])).astype(np.float64)
@@ -204,6 +203,45 @@ def flashinfer_trtllm(a, kernel=RIGHT):
     )  # fmt: skip
     found = {"out": out * a.get("bmm2_scale", 1.0)}
     return found if a.get("sinks") is not None else {**found, "lse": lse.reshape(-1, lse.shape[-1])}
+
+
+def flashinfer_cute_dsl(a, kernel=RIGHT):
+    q, cache = a["query"], a["kv_cache"].reshape(-1, *a["kv_cache"].shape[-2:])
+    modular = a.get("cute_dsl_impl", "auto") == "modular" or a.get("sinks") is not None
+
+    def rows(index):
+        end = causal_end(a["seq_lens"][index[0]], q.shape[1], index[1], not modular)
+        return paged(cache, a["block_tables"][index[0]], end)
+
+    columns = slice(0, a["kv_lora_rank"])
+    out, lse = attend(kernel, q, rows, a.get("bmm1_scale", 1.0), columns, empty=-np.inf, sinks=a.get("sinks"))
+    found = {"out": out * a.get("bmm2_scale", 1.0)}
+    return found if modular else {**found, "lse": lse}
+
+
+def flashinfer_xqa(a, kernel=RIGHT):
+    cache = a["kv_cache"].reshape(-1, *a["kv_cache"].shape[-2:])
+
+    def rows(index):
+        return paged(cache, a["block_tables"][index[0]], a["seq_lens"][index[0]])
+
+    out, _ = attend(kernel, a["query"], rows, a.get("bmm1_scale", 1.0), slice(0, a["kv_lora_rank"]), empty=0)
+    return {"out": out * a.get("bmm2_scale", 1.0)}
+
+
+def flashinfer_prims_ts(a, kernel=RIGHT):
+    q, cache = a["query"], a["kv_cache"].reshape(-1, *a["kv_cache"].shape[-2:])
+
+    def rows(index):
+        if q.ndim == 3:
+            b, t, tokens = owner_of(a["qo_indptr"], index[0])
+        else:
+            (b, t), tokens = index[:2], q.shape[1]
+        end = causal_end(a["seq_lens"][b], tokens, t, a.get("mask_type", "causal") == "causal")
+        return paged(cache, a["block_tables"][b], end)
+
+    out, _ = attend(kernel, q, rows, a.get("bmm1_scale", 1.0), slice(0, a.get("kv_lora_rank", 512)), empty=0)
+    return {"out": out * a.get("bmm2_scale", 1.0)}
 
 
 def flashinfer_trtllm_sparse(a, kernel=RIGHT):
@@ -308,12 +346,48 @@ def sglang_cpu(a, kernel=RIGHT, writes=True):
     return {"output": attend(kernel, a["query"], rows, a["sm_scale"], columns, empty=0, cap=a["logit_cap"])[0]}
 
 
+def sglang_cutlass(a, kernel=RIGHT):
+    def rows(index):
+        return paged(a["kv_c_and_k_pe_cache"], a["page_table"][index[0]], a["seq_lens"][index[0]])
+
+    return {"out": attend(kernel, a["q_nope_and_q_pe"], rows, 1 / np.sqrt(192), slice(0, 512), empty=0)[0]}
+
+
+def sglang_cpu_flashmla(a, kernel=RIGHT):
+    packed_rows = {1: unpacked("fp8_ds_mla"), 2: unpacked("model1", "guarded")}.get(a["fp8_layout"])
+    read = packed_rows if a["is_fp8_kvcache"] else dense_slots
+
+    def listed(index, cache, indices, length):
+        b, t = index[:2]
+        slots = a[indices][b, t][: None if a.get(length) is None else a[length][b]]
+        pages = a[cache][:, :, 0]
+        return packed(pages, slots[slots < pages.shape[0] * pages.shape[1]], read)
+
+    def rows(index):
+        found = listed(index, "k_cache", "indices", "topk_length")
+        if a.get("extra_k_cache") is None:
+            return found
+        return np.concatenate([found, listed(index, "extra_k_cache", "extra_indices", "extra_topk_length")])
+
+    columns = slice(0, a["head_dim_v"])
+    out, lse = attend(kernel, a["q"], rows, a["softmax_scale"], columns, empty=np.inf, sinks=a.get("attn_sink"))
+    return {"out": out, "lse": lse.transpose(0, 2, 1)}
+
+
+def tensorrt_llm_fp8(a, kernel=RIGHT):
+    scale, out_scale = float(a["mla_bmm1_scale"][0]), float(a["mla_bmm2_scale"][0])
+    return trtllm_attention(a, a["quant_q_buffer"].view(ml_dtypes.float8_e4m3fn), scale, out_scale, kernel)
+
+
 def tensorrt_llm(a, kernel=RIGHT):
-    q = a["q"].reshape(len(a["q"]), a["num_heads"], -1)
+    width = a["qk_nope_head_dim"] + a["qk_rope_head_dim"]
+    return trtllm_attention(a, a["q"], 1 / (a.get("q_scaling", 1.0) * np.sqrt(width)), 1.0, kernel)
+
+
+def trtllm_attention(a, folded, scale, out_scale, kernel):
+    q = folded.reshape(len(folded), a["num_heads"], -1)
     T = a.get("predicted_tokens_per_seq", 1)
     pool = a["kv_cache_pool"][:, 0, :, 0]
-    width = a["qk_nope_head_dim"] + a["qk_rope_head_dim"]
-    scale = 1 / (a.get("q_scaling", 1.0) * np.sqrt(width))
 
     def rows(index):
         b, t = divmod(index[0], T)
@@ -321,7 +395,7 @@ def tensorrt_llm(a, kernel=RIGHT):
         return paged(pool, a["kv_cache_block_offsets"][b, 0], end)
 
     out, _ = attend(kernel, q, rows, scale, slice(0, a["kv_lora_rank"]), empty=0)
-    return {"output": out.reshape(len(out), -1)}
+    return {"output": out.reshape(len(out), -1) * out_scale}
 
 
 def aiter(a, kernel=RIGHT):
@@ -442,13 +516,19 @@ ENGINES: dict[str, Any] = {
     "flashinfer-cutlass": flashinfer_cutlass,
     "flashinfer-trtllm": flashinfer_trtllm,
     "flashinfer-trtllm-sparse": flashinfer_trtllm_sparse,
+    "flashinfer-cute-dsl": flashinfer_cute_dsl,
+    "flashinfer-xqa": flashinfer_xqa,
+    "flashinfer-prims-ts": flashinfer_prims_ts,
     "flashinfer-dsv4": flashinfer_dsv4,
     "flashinfer-sm120": flashinfer_sm120,
     "vllm-triton": vllm_triton,
     "vllm-cpu": vllm_cpu,
     "sglang-triton": sglang_triton,
     "sglang-cpu": sglang_cpu,
+    "sglang-cutlass": sglang_cutlass,
+    "sglang-cpu-flashmla": sglang_cpu_flashmla,
     "tensorrt-llm": tensorrt_llm,
+    "tensorrt-llm-fp8": tensorrt_llm_fp8,
     "aiter": aiter,
     "lmdeploy": lmdeploy,
     "tvm": tvm,

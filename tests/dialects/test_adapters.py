@@ -16,7 +16,7 @@ MODULES = sorted({inspect.getmodule(get(name)) for name in NAMES}, key=lambda mo
 # What numpy may be asked for: to make arrays, to move them, and to find an entry that is wrong.
 MOVES = set(
     "arange array ascontiguousarray broadcast_to concatenate diff flatnonzero full nan ones pad repeat zeros"
-    " float16 float32 float64 int32 int64".split()
+    " float16 float32 float64 int32 int64 uint8".split()
 )
 
 

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mla_oracle import generate
+from mla_oracle import canonical, generate
 from mla_oracle.dialects import get
 
 BF16 = ml_dtypes.bfloat16
@@ -29,11 +29,13 @@ def said(name, case_id, **changes):
         ("aiter", "sm_scale", 576**-0.5),
         ("lmdeploy", "softmax_scale", 576**-0.5),
         ("flashinfer-trtllm", "bmm1_scale", 1.0),
+        ("flashinfer-cute-dsl", "bmm1_scale", 1.0),
+        ("flashinfer-xqa", "bmm1_scale", 1.0),
         ("tokenspeed", "output_scale", None),
     ],
 )
 def test_a_scale_that_is_left_out_is_the_calls_own(name, argument, scale):
-    block = {"aiter": 1, "flashinfer-trtllm": 32, "tokenspeed": 32}.get(name, 64)
+    block = {"aiter": 1, "tokenspeed": 32}.get(name, 32 if name.startswith("flashinfer") else 64)
     kind = "e4m3" if name == "tokenspeed" else "bf16"
     arguments = said(name, f"paged:heads=4,{MLA},scale=0.0625,dtype={kind},lens=70+0+64,block={block}")
     case = get(name).to_case(**{key: value for key, value in arguments.items() if key != argument})
@@ -46,8 +48,9 @@ def test_the_scale_of_a_row_of_512_is_its_own_root():
     assert get("flashmla-sparse").to_case(**arguments).softmax_scale == 512**-0.5
 
 
-def test_cutlass_has_one_scale_and_nobody_may_ask_for_another():
-    cutlass = get("flashinfer-cutlass")
+@pytest.mark.parametrize("name", ["flashinfer-cutlass", "sglang-cutlass"])
+def test_cutlass_has_one_scale_and_nobody_may_ask_for_another(name):
+    cutlass = get(name)
     wanted = f"paged:heads=128,{MLA},scale={192**-0.5!r},dtype=bf16,lens=70,block=32"
     arguments = cutlass.from_case(generate(wanted))
     assert "scale" not in " ".join(arguments) and cutlass.to_case(**arguments).softmax_scale == 192**-0.5
@@ -61,6 +64,7 @@ def test_cutlass_has_one_scale_and_nobody_may_ask_for_another():
         ("flashmla-dense", "tokens=1", "e", math.inf),
         ("flashinfer", "block=16,lse_base=2", "2", -math.inf),
         ("flashinfer-trtllm", "block=32", "2", -math.inf),
+        ("flashinfer-cute-dsl", "block=32", "e", -math.inf),
         ("vllm-triton", "block=16", "e", -math.inf),
         ("aiter", "block=1", "e", -math.inf),
         ("tvm", "block=16", "2", -5e4),
@@ -300,3 +304,75 @@ def test_an_lse_beside_a_sink_is_not_judged_where_no_document_says_what_it_is():
     assert trtllm.run(**arguments).keys() == {"out"}
     out = trtllm.run(**arguments)["out"]
     assert trtllm.read(case, {"out": out, "lse": np.full((3, 4), 7.0)}).keys() == {"out"}
+
+
+FOLDED = f"paged:heads=4,{MLA},scale=0.0625,q_dtype=e4m3,q_scale=0.5,dtype=bf16,format=fp8_e4m3,reader=fold,block=32"
+
+
+@pytest.mark.parametrize(
+    "name",
+    "flashinfer-trtllm flashinfer-cute-dsl flashinfer-xqa flashinfer-prims-ts tokenspeed tensorrt-llm-fp8".split(),
+)
+def test_scales_of_fp8_are_folded_into_those_of_scores_and_output(name):
+    """Bits of codes as they are, products of scales, and in f64 the results of the case that was given."""
+    case = generate(f"{FOLDED},lens=70+64,output_scale=0.25")
+    dialect = get(name)
+    arguments = dialect.from_case(case)
+    said = dialect.to_case(**arguments)
+    scale = float(case.kv_scale[0])
+    assert said.softmax_scale == np.float32(0.0625 * 0.5 * scale) and said.output_scale == np.float32(0.25 * scale)
+    assert (said.q_scale, said.cache_format, said.kv_scale) == (None, None, None)
+    rows = said.kv_cache.reshape(case.kv_cache.shape)
+    assert rows.tobytes() == case.kv_cache.tobytes() and rows.dtype == ml_dtypes.float8_e4m3fn
+    given = canonical.attend(case, precision="f64", backend="strict").out
+    found = dialect.run(**arguments)[dialect.out].reshape(given.shape)
+    np.testing.assert_allclose(found, given, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("reader=f32_bf16", "cache_format is 'fp8_e4m3', expected dense rows"),
+        ("reader=fold,softcap=3", "softcap is 3.0, it has None"),
+    ],
+)
+def test_scales_that_a_row_is_rounded_with_are_not_folded(options, told):
+    with pytest.raises(Exception, match=f"dialect 'flashinfer-trtllm': {told}"):
+        get("flashinfer-trtllm").from_case(generate(f"{FOLDED.replace('reader=fold', options)},lens=70"))
+
+
+def test_the_modular_kernel_of_cute_dsl_has_no_mask_and_sinks_bring_it_about():
+    cute = get("flashinfer-cute-dsl")
+    arguments = said("flashinfer-cute-dsl", f"{DECODE},block=32,tokens=2,inputs=flat")
+    found = cute.run(**arguments)
+    np.testing.assert_allclose(found["lse"][0], np.log([[69.0] * 4, [70.0] * 4]), rtol=1e-12)
+    for how in ({"cute_dsl_impl": "modular"}, {"sinks": np.full(4, -np.inf, np.float32)}):
+        other = cute.run(**arguments | how)
+        assert other.keys() == {"out"}
+        assert (other["out"][0, 0] == other["out"][0, 1]).all() and (other["out"][0, 1] == found["out"][0, 1]).all()
+
+
+def test_an_index_beyond_the_cache_is_no_key_on_a_cpu_and_a_scale_byte_of_0_is_0():
+    flash = get("sglang-cpu-flashmla")
+    one = said("sglang-cpu-flashmla", f"paged:heads=4,{SPARSE},invalid=none")
+    beyond, holes = one["indices"].copy(), one["indices"].copy()
+    beyond[..., ::3], holes[..., ::3] = 10**6, -1
+    found = [flash.run(**one | {"indices": indices})["out"] for indices in (beyond, holes)]
+    assert found[0].tobytes() == found[1].tobytes()
+    row = f"paged:heads=4,row=512,value=512,{SPARSE.removeprefix(MLA + ',')},format=model1,reader=guarded,invalid=none"
+    two = said("sglang-cpu-flashmla", row)
+    assert (two["is_fp8_kvcache"], two["fp8_layout"]) == (True, 2)
+    cache = two["k_cache"].copy()
+    size, pages = cache.shape[1], cache.reshape(len(cache), -1)
+    pages[:, size * 576 :] = 0  # the scales
+    found = flash.run(**two | {"k_cache": pages.reshape(cache.shape)})["out"]
+    assert (found[..., :448] == 0).all() and (found[..., 448:] != 0).any()
+
+
+def test_the_scales_of_an_fp8_pool_are_those_that_the_rope_kernel_wrote():
+    fp8 = get("tensorrt-llm-fp8")
+    arguments = said("tensorrt-llm-fp8", f"paged:heads=4,{MLA},scale=0.0625,dtype=e4m3,lens=70,block=32")
+    assert arguments["mla_bmm1_scale"].tolist() == [0.0625, np.float32(0.0625 * math.log2(math.e))]
+    other = fp8.to_case(**arguments | {"mla_bmm2_scale": np.array([0.5], np.float32)})
+    assert (other.softmax_scale, other.output_scale) == (0.0625, 0.5)
+    assert other.q.dtype == ml_dtypes.float8_e4m3fn

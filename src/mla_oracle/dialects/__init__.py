@@ -7,8 +7,8 @@
     results = dialect.run(**arguments)             # what the call returns
 
 dialect.py says what a dialect is, arguments.py what it declares, same.py when two cases ask the same, spelling.py what
-adapters share, files.py how calls are kept in files, table.py lists them. The other files are the adapters, which are
-to be read as specifications: nothing is computed there.
+adapters share, folded.py how fp8 scales become those of a call, files.py how calls are kept in files, table.py lists
+them. The other files are the adapters, which are to be read as specifications: nothing is computed there.
 """
 
 from __future__ import annotations
@@ -29,13 +29,19 @@ _HOMES = {
     "flashinfer-cutlass": "flashinfer",
     "flashinfer-trtllm": "flashinfer_trtllm",
     "flashinfer-trtllm-sparse": "flashinfer_trtllm",
+    "flashinfer-cute-dsl": "flashinfer_backends",
+    "flashinfer-xqa": "flashinfer_backends",
+    "flashinfer-prims-ts": "flashinfer_backends",
     "flashinfer-dsv4": "flashinfer_dsv4",
     "flashinfer-sm120": "flashinfer_sm120",
     "vllm-triton": "vllm",
     "vllm-cpu": "vllm",
     "sglang-triton": "sglang",
     "sglang-cpu": "sglang",
+    "sglang-cutlass": "sglang_mla",
+    "sglang-cpu-flashmla": "sglang_mla",
     "tensorrt-llm": "tensorrt_llm",
+    "tensorrt-llm-fp8": "tensorrt_llm",
     "aiter": "aiter",
     "lmdeploy": "lmdeploy",
     "tvm": "tvm",

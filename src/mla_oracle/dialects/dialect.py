@@ -27,6 +27,7 @@ from ..errors import InputError, UnsupportedError
 from ..geometry import show
 from ..paged import Attention
 from .arguments import Argument, Given, Limits, take
+from .folded import folded
 from .same import difference, empty_rows
 
 
@@ -43,6 +44,7 @@ class Dialect:
     called: ClassVar[Mapping[str, str]] = {}  # fields of the case that messages call otherwise
     itself: ClassVar[str] = ""  # what the call decides whatever it is given, in words
     selects: ClassVar[bool] = False  # its keys are a list of slots: it has no table and no lengths
+    folds: ClassVar[bool] = False  # scales of an fp8 query and cache are folded into those of scores and output
     masks: ClassVar[str] = ""  # what decides which keys are seen, in words
     # What the call returns.
     out: ClassVar[str] = "out"
@@ -113,6 +115,8 @@ class Dialect:
             if case.topk_by == "slot" and not self.selects:
                 raise UnsupportedError(f"the case cannot be said in {who}: topk_by is 'slot', expected a table")
         self.check(case)
+        if self.folds and isinstance(case, PagedCase):
+            case = folded(case)
         try:
             arguments = {name: value for name, value in self.spell(case).items() if value is not None}
             again = self.to_case(**arguments)

@@ -2,8 +2,8 @@
 """FlashInfer's trtllm-gen decode (SM100): by tables, and by a sparse selection.
 
 Read from flashinfer-ai/flashinfer fb28d72: flashinfer/mla/_core.py. The one scale of the scores, bmm1_scale, is
-1.0 unless it is given: callers fold the softmax scale and those of an fp8 query and cache into it, and that of the
-values into bmm2_scale.
+1.0 unless it is given: the softmax scale and those of an fp8 query and cache are folded into it, and that of the values
+into bmm2_scale (folded.py).
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Decode(Dialect):
     fixed = {"sparse_mla_top_k": 0, "skip_softmax_threshold_scale_factor": None}
     limits = {"page": (32, 64), "d": (576, 320, 512)}
     called = {**SCALES, "q": "query", "block_table": "block_tables", "qo_indptr": "cum_seq_lens_q"}
+    folds = True
     masks = "length; causal bottom-right"
-    out = "out"
     out_axes = "b q_len h kv_lora_rank"
     lse, lse_axes, lse_base = "lse", "t h", "2"
 
     def canonical(self, given: Given) -> dict[str, Any]:
-        _widths(given)
+        check_widths(given)
         table = given.block_tables
         shared = given.uses_shared_paged_kv_idx
         if shared != (table.ndim == 2):
@@ -139,13 +139,14 @@ class SparseDecode(Dialect):
     fixed = {"skip_softmax_threshold_scale_factor": None}
     limits = {"page": (32, 64), "d": (576, 320, 512)}
     called = {**SCALES, "q": "query", "topk_indices": "block_tables"}
+    folds = True
     selects = True
     masks = "indices"
     out_axes = "b q_len h kv_lora_rank"
     lse, lse_axes, lse_base = "lse", "b*q_len h", "2"
 
     def canonical(self, given: Given) -> dict[str, Any]:
-        _widths(given)
+        check_widths(given)
         count, columns = given.sparse_mla_top_k, given.sizes["topk"]
         if count != columns:
             raise InputError(f"sparse_mla_top_k is {count}, expected {columns} as block_tables has it")
@@ -177,7 +178,7 @@ class SparseDecode(Dialect):
         return case.sinks is None
 
 
-def _widths(given: Given) -> None:
+def check_widths(given: Given) -> None:
     if given.kv_lora_rank + given.qk_rope_head_dim != given.sizes["d"]:
         raise InputError(
             f"kv_lora_rank is {given.kv_lora_rank} and qk_rope_head_dim {given.qk_rope_head_dim},"

@@ -119,6 +119,11 @@ def number_of(name: str, scale: Any) -> float | None:
     return float(np.asarray(scale).reshape(()))
 
 
+def times_log2e(scale: float) -> float:
+    """The scale of scores whose exponential is taken to base 2."""
+    return scale * math.log2(math.e)
+
+
 def scaled_root(scaling: float, width: int) -> float:
     """1/(scaling sqrt(width)), TensorRT-LLM's scale. Raises InputError for a scaling that is not positive."""
     if not 0 < scaling < math.inf or width < 1:

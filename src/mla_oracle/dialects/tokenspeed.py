@@ -16,7 +16,7 @@ from .dialect import Dialect
 
 
 class Decode(Dialect):
-    """tokenspeed_mla_decode: query and rows e4m3, whose scales callers fold into softmax_scale and output_scale."""
+    """tokenspeed_mla_decode: query and rows e4m3, whose scales are folded into softmax_scale and output_scale."""
 
     name = "tokenspeed"
     call = "tokenspeed_mla_decode"
@@ -35,6 +35,7 @@ class Decode(Dialect):
     launch = ("workspace_buffer", "max_seq_len", "out", "is_var_seq", "enable_pdl")
     limits = {"d": (576,), "page": (32, 64)}
     called = {"q": "query", "block_table": "block_tables", "head_dim_v": "kv_lora_rank", "causal": "causal_mask"}
+    folds = True
     masks = "length; causal bottom-right"
     out_axes = "b q_len h kv_lora_rank"
 
