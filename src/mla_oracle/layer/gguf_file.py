@@ -8,8 +8,10 @@
     blk.N.indexer.attn_q_b, attn_k, k_norm (and its bias), proj
 
 ne lists axes innermost first: the package hands a tensor over with its axes in numpy's order. Names: gguf 0.19,
-constants.py; the split: llama.cpp, convert_hf_to_gguf.py, class DeepseekV2Model. A file that has both the whole and its
-parts must have them alike. Rows of rope are as in Hugging Face: llama.cpp rotates adjacent pairs in these models.
+constants.py. The split: ggml-org/llama.cpp 01a723d, conversion/deepseek.py (once in convert_hf_to_gguf.py), class
+DeepseekV2Model, modify_tensors: kv_b_proj as [H, P + V, L] is parted along its second axis, and of the keys' part alone
+the last two axes are swapped. A file that has both the whole and its parts must have them alike. Rows of rope are as
+in Hugging Face: llama.cpp rotates adjacent pairs in these models.
 """
 
 from __future__ import annotations
@@ -43,6 +45,15 @@ NAMES = {
 SPLIT = {"attn_k_b": "w_uk", "attn_v_b": "w_uv"}
 # Of a block, but not of its attention.
 OTHERS = ("attn_norm", "ffn_", "exp_probs_b", "post_attention", "post_ffw", "nextn", "layer_output")
+# What the file says of the layer itself, and what the config calls it; set_gguf_parameters of the same class.
+SIZES = {
+    "attention.head_count": "num_heads",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.key_length_mla": "qk_head_dim",
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
+}
 ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "minicpm3", "kimi-linear", "mistral4")
 
 
@@ -81,17 +92,15 @@ def read_gguf(path: str | PathLike[str], config: LayerConfig, layer: int) -> Wei
 
 
 def _check_facts(reader: Any, architecture: str, config: LayerConfig) -> None:
-    """Raise InputError where the file's metadata contradicts the config in what the shapes of tensors do not tell."""
+    """Raise InputError where the file's metadata contradicts the config."""
     g = config.geometry
-    facts = {
-        "attention.head_count": g.num_heads,
-        "rope.freq_base": g.rope_theta,
-        "rope.scaling.factor": None if g.yarn is None else g.yarn.factor,
-    }
-    for key, wanted in facts.items():
+    facts = {key: (name, getattr(g, name)) for key, name in SIZES.items()}
+    facts["rope.freq_base"] = "rope_theta", g.rope_theta
+    facts["rope.scaling.factor"] = "factor of YaRN", None if g.yarn is None else g.yarn.factor
+    for key, (name, wanted) in facts.items():
         found = _field(reader, f"{architecture}.{key}")
         if isinstance(found, (int, float)) and wanted is not None and not math.isclose(found, wanted, rel_tol=1e-6):
-            raise InputError(f"{architecture}.{key} is {found:g}, expected {wanted:g}: the config has it")
+            raise InputError(f"{architecture}.{key} is {found:g}, expected {wanted:g}: the config's {name}")
 
 
 def _check_key_part(name: str, array: Array, config: LayerConfig) -> None:
