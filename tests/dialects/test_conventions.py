@@ -173,6 +173,14 @@ def test_an_index_beyond_the_rows_is_no_key_in_prefill_and_refused_in_decode():
         decode.to_case(**two | {"indices": beyond})
 
 
+@pytest.mark.parametrize("name", ["flashinfer-trtllm", "tokenspeed"])
+def test_a_cache_may_have_an_axis_of_its_one_head(name):
+    given = said(name, f"paged:heads=2,{MLA},scale=0.0625,dtype=e4m3,lens=9+70,tokens=2,block=32")
+    rows = given["kv_cache"].reshape(-1, 32, 576)
+    one, other = (get(name).run(**given | {"kv_cache": k})["out"] for k in (rows, rows[:, None]))
+    assert one.tobytes() == other.tobytes()
+
+
 @pytest.mark.parametrize("name", ["llama.cpp", "ik_llama.cpp"])
 def test_a_mask_may_be_padded_beyond_the_tokens(name):
     """ggml_flash_attn_ext wants mask->ne[1] >= q->ne[1], in ik_llama.cpp a multiple of 64."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..cache_layouts import cache_view
 from ..cases import PagedCase
 from ..errors import InputError
 from . import spelling
@@ -23,7 +24,7 @@ class Decode(Dialect):
     source = "tokenspeed-mla 0.1.3 tokenspeed_mla_decode"
     arguments = {
         "query": tensor("b q_len h d", "e4m3"),
-        "kv_cache": tensor("blocks page d", "e4m3"),
+        "kv_cache": tensor("blocks page d | blocks 1 page d", "e4m3"),
         "kv_lora_rank": value(int),
         "qk_rope_head_dim": value(int),
         "block_tables": tensor("b max_blocks", "i32"),
@@ -45,7 +46,7 @@ class Decode(Dialect):
                 raise InputError(f"{name} is {given[name]}, expected {width}")
         return {
             "q": given.query,
-            "kv_cache": given.kv_cache,
+            "kv_cache": cache_view(given.kv_cache, "PKSD") if given.kv_cache.ndim == 4 else given.kv_cache,
             "block_table": given.block_tables,
             "seq_lens": given.seq_lens,
             "softmax_scale": given.softmax_scale,
