@@ -111,8 +111,7 @@ def test_two_caches_of_one_format_are_read_as_they_are_used(name):
     other = packed(make(D=formats.get(name).width or 96, V=64, lens=(20,), block=4), name)
     tables = {f"extra_{n}": getattr(other, n) for n in ("kv_cache", "block_table", "seq_lens")}
     case = dataclasses.replace(case, extra_topk_indices=topk(other, 8), **tables)
-    problem = canonical.checked(case, "f32")
-    assert listed.rows_of(problem, list(problem.seen), 0).places.packing is not None
+    assert listed.rows_of(canonical.checked(case, "f32"), 0).places.packing is not None
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
@@ -121,8 +120,7 @@ def test_a_second_cache_has_a_scale_of_its_own(scale, build):
     shared = {"extra_block_table": case.block_table, "extra_seq_lens": case.seq_lens, "extra_kv_cache": case.kv_cache}
     own = case.kv_scale * np.float32(scale)
     case = dataclasses.replace(case, extra_topk_indices=topk(case, 8), extra_kv_scale=own, **shared)
-    problem = canonical.checked(case, "f32")
-    assert (listed.rows_of(problem, list(problem.seen), 0).places.packing is not None) == (scale == 1)
+    assert (listed.rows_of(canonical.checked(case, "f32"), 0).places.packing is not None) == (scale == 1)
     assert_right(case, build)
 
 
