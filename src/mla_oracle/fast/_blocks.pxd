@@ -15,11 +15,14 @@ from mla_oracle.fast._plan cimport (
 )
 from mla_oracle.fast._tiles cimport (
     COLUMNS, KEYS, LANES, LINE, NARROW_TOKENS, PAIR, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
-    Ahead, fetch_lines, narrow_scores, real, splat, stored_pair, stored_real, values, vec, weight_of, where_greater,
+    Ahead, fetch_lines, narrow_scores, prefetch, real, splat, stored_pair, stored_real, values, vec, weight_of, where_greater,
     wide_scores,
 )
 from mla_oracle.fast._unpack cimport unpack
 from mla_oracle.fast._widen cimport widen
+
+cdef enum:
+    LATER = 8       # keys from now on whose parts that lie apart are prefetched: few lines, for the rows are long
 
 cdef extern from * nogil:
     int64_t load "__atomic_load_n"(int64_t* address, int order)
@@ -91,8 +94,12 @@ cdef inline void read_row(
     real* row,                      # OUT [D]; of bf16 for tiles, where it is looked up
 ) noexcept nogil:
     cdef const unsigned char* apart = NULL
+    cdef const unsigned char* later
     if job.apart != NULL:
         apart = <const unsigned char*>job.apart[b * job.listed_stride + key]
+        later = <const unsigned char*>job.apart[b * job.listed_stride + min(key + LATER, job.listed_stride - 1)]
+        prefetch(later, 0, 3)
+        prefetch(later + 64, 0, 3)
     elif job.pe != NULL:
         apart = job.pe + key * job.pe_stride
     if job.packing != NULL:
