@@ -39,7 +39,7 @@ def snippet(body="", **options):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("wgmma.fence.sync.aligned;", r"PTX line \d+: wgmma.fence.sync.aligned is not supported by the interpreter"),
+        ("tcgen05.shift.down;", r"PTX line \d+: tcgen05.shift.down is not supported by the interpreter"),
         ("add.cc.u32 x, a, a;", r"PTX line \d+: add.cc.u32 is not supported"),
         ("add.f16x4 x, a, a;", r"PTX line \d+: add.f16x4 is not supported"),
         ("ld.global.b32.unheard x, [d1];", r"PTX line \d+: ld.global.b32.unheard is not supported"),

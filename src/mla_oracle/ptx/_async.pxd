@@ -8,7 +8,7 @@ from libc.string cimport memchr, memcpy, memset
 from mla_oracle.ptx._access cimport WIDE_ADDRESS, fits_shared, piece_of
 from mla_oracle.ptx._block cimport Block, Copies, Copy, Instr, Piece, fail, row, sized
 from mla_oracle.ptx._opcodes cimport *
-from mla_oracle.ptx._races cimport IN_FLIGHT, lands, writes
+from mla_oracle.ptx._races cimport IN_FLIGHT, copies_of, lands, writes
 
 cdef enum:
     WIDE_SHARED = 4     # a flag: the shared address has 64 bits
@@ -62,11 +62,33 @@ cdef inline bint copy(Block* b, const Instr* i, const uint32_t* mask) noexcept n
                 return False
             if not remember(b, lane, <uint32_t>target, size):
                 return False
+            if b.shadow.told != NULL:
+                hand(b, <uint32_t>target, size, 0)
         if n:
             memcpy(b.shared + target, piece.host + (source - piece.low), n)
         if n < size:
             memset(b.shared + target + n, 0, size - n)
     return True
+
+
+cdef inline void hand(Block* b, uint32_t address, uint32_t size, uint32_t when) noexcept nogil:
+    """A copy in flight is handed to an mbarrier, 0: begins."""
+    cdef uint32_t granule = b.launch.granule, at
+    for at in range(address // granule, (address + size) // granule):
+        b.shadow.handed[at] = when
+
+
+cdef inline void hand_over(Block* b, uint32_t lane, uint32_t when) noexcept nogil:
+    """All that `lane` has in flight."""
+    cdef Copies* c = &b.copies[lane >> 5]
+    cdef Py_ssize_t k, kept = 0
+    for k in range(c.length):
+        if c.items[k].lane == lane:
+            hand(b, c.items[k].address, c.items[k].size, when)
+        else:
+            c.items[kept] = c.items[k]
+            kept += 1
+    c.length = kept
 
 
 cdef inline void commit(Block* b, const uint32_t* mask) noexcept nogil:
@@ -91,6 +113,10 @@ cdef inline void wait(Block* b, const uint32_t* mask, uint32_t pending, bint eve
                 c.items[kept] = item[0]
                 kept += 1
         c.length = kept
+    if b.shadow.told != NULL and (everything or pending == 0):
+        for k in range(b.n):
+            if mask[k]:     # those handed to an mbarrier as well
+                b.shadow.told[copies_of(b, <uint32_t>(b.low + k), <uint32_t>(b.low + k))] = b.shadow.now + 1
 
 
 cdef inline bint none_unfinished(Block* b, const uint32_t* mask) noexcept nogil:

@@ -42,7 +42,7 @@ cdef struct Piece:
 
 # The state of one lane.
 cdef enum Lane:
-    EXITED, RUNNING, AT_BARRIER, AT_COLLECTIVE
+    EXITED, RUNNING, AT_BARRIER, AT_COLLECTIVE, AT_MBARRIER
 
 
 # What all blocks of a launch share.
@@ -63,6 +63,7 @@ cdef struct Launch:
     uint32_t spans          # of 16 bytes of shared memory
     uint32_t local_size
     int32_t granule         # bytes: the smallest access to shared memory in the code
+    int32_t asynchronous    # the code has mbarriers, wgmma or bulk copies
     const int32_t* targets  # tables of brx.idx, and the rows of wgmma's accumulators
 
 
@@ -87,6 +88,11 @@ cdef struct Shadow:
     uint32_t stamp[MAX_WARPS]
     uint32_t known[MAX_WARPS][MAX_WARPS]    # [w][v]: w has seen all of v stamped before
     uint32_t seen[MAX_LANES]                # when the lane last met others of its warp
+    # see _clocks.pxd; NULL unless Launch.asynchronous
+    uint32_t* told          # [lanes][columns]
+    uint32_t* handed        # [granules] when a copy in flight was handed to an mbarrier, 0: it was not
+    uint32_t* sum           # [columns] room
+    int32_t columns
 
 
 # A cp.async that has not been waited for.
@@ -103,6 +109,19 @@ cdef struct Copies:
     Py_ssize_t room
 
 
+# An mbarrier object; see _mbarrier.pxd.
+cdef struct MBarrier:
+    uint32_t address
+    uint32_t phase          # how many are complete
+    int32_t expected        # arrivals of a phase
+    int32_t pending         # of them, those to come
+    int64_t bytes           # to come: the tx-count
+    uint32_t lane           # that made it, and when
+    uint32_t stamp
+    uint32_t* gathered      # [columns] what those who have arrived know
+    uint32_t* done          # [columns] the same, of the phases that are complete
+
+
 # One block as it runs, with the room it needs; a worker uses it for one block after the other.
 cdef struct Block:
     const Launch* launch
@@ -113,7 +132,8 @@ cdef struct Block:
     uint32_t* guarded       # [lanes], the same under the instruction's predicate
     int32_t* pcs            # [lanes]
     int32_t* states         # [lanes]
-    int32_t* barrier_of     # [lanes], where a lane AT_BARRIER waits
+    int32_t* barrier_of     # [lanes], where a lane AT_BARRIER or AT_MBARRIER waits
+    uint8_t* refused        # [lanes], 1: a lane that was AT_MBARRIER is to learn that its wait has failed
     uint64_t* where         # [lanes], addresses
     uint8_t* scratch        # [OPERANDS] pieces: results before they are masked, flushed arguments
     uint8_t* shared         # [shared_size]
@@ -121,12 +141,16 @@ cdef struct Block:
     uint8_t* local_written  # the same
     int32_t* last_piece     # [length], where an instruction last found its memory
     Barrier barriers[BARRIERS]
+    MBarrier* mbarriers
+    int32_t n_mbarriers
+    int32_t mbarrier_room
+    int32_t idle            # how often all that wait were refused since something last happened
     Shadow shadow
     Copies copies[MAX_WARPS]
     uint32_t committed[MAX_LANES]   # groups of cp.async
     # the group of lanes that executes: warps [first, last), lanes [low, low + n)
     int32_t pc
-    int32_t other           # the lowest pc of the lanes that run elsewhere
+    int32_t other           # the lowest pc of the lanes that run elsewhere, or ahead wait for lanes of their warp
     Py_ssize_t low
     Py_ssize_t n
     int32_t full            # every live lane between low and low + n is

@@ -41,6 +41,7 @@ cdef bint take_room(Block* b, const Launch* launch) noexcept nogil:
     b.pcs = <int32_t*>calloc(lanes, 4)
     b.states = <int32_t*>calloc(lanes, 4)
     b.barrier_of = <int32_t*>calloc(lanes, 4)
+    b.refused = <uint8_t*>calloc(lanes, 1)
     b.where = <uint64_t*>calloc(lanes, 8)
     b.scratch = <uint8_t*>calloc(OPERANDS, PIECE)
     b.shared = <uint8_t*>calloc(spans + 1, 16)
@@ -52,10 +53,18 @@ cdef bint take_room(Block* b, const Launch* launch) noexcept nogil:
     b.shadow.last_write = <uint32_t*>calloc(spans + 1, 4)
     b.shadow.last_read = <uint32_t*>calloc(spans + 1, 4)
     b.shadow.written = <uint16_t*>calloc(spans + 1, 2)
+    if launch.asynchronous and launch.checks:
+        b.shadow.columns = 2 * (launch.lanes + launch.warps) + (launch.warps + 3) // 4 + 1
+        b.shadow.told = <uint32_t*>calloc(lanes * b.shadow.columns, 4)
+        b.shadow.sum = <uint32_t*>calloc(b.shadow.columns, 4)
+        b.shadow.handed = <uint32_t*>calloc(spans * cells + 1, 4)
+        if b.shadow.told == NULL or b.shadow.sum == NULL or b.shadow.handed == NULL:
+            return False
     return not (
         b.rows == NULL or b.live == NULL or b.mask == NULL or b.guarded == NULL or b.pcs == NULL
-        or b.states == NULL or b.barrier_of == NULL or b.where == NULL or b.scratch == NULL or b.shared == NULL
-        or b.local == NULL or b.local_written == NULL or b.last_piece == NULL or b.shadow.writes == NULL
+        or b.states == NULL or b.barrier_of == NULL or b.refused == NULL or b.where == NULL or b.scratch == NULL
+        or b.shared == NULL or b.local == NULL or b.local_written == NULL or b.last_piece == NULL
+        or b.shadow.writes == NULL
         or b.shadow.reads == NULL or b.shadow.last_write == NULL or b.shadow.last_read == NULL
         or b.shadow.written == NULL
     )
@@ -65,6 +74,10 @@ cdef void give_back(Block* b) noexcept nogil:
     cdef int w
     for w in range(b.launch.warps):
         free(b.copies[w].items)
+    for w in range(b.mbarrier_room):
+        free(b.mbarriers[w].gathered)
+    free(b.mbarriers)
+    free(b.refused)
     free(b.rows)
     free(b.live)
     free(b.mask)
@@ -83,6 +96,9 @@ cdef void give_back(Block* b) noexcept nogil:
     free(b.shadow.last_write)
     free(b.shadow.last_read)
     free(b.shadow.written)
+    free(b.shadow.told)
+    free(b.shadow.sum)
+    free(b.shadow.handed)
 
 
 cdef void fill(Block* b, const int64_t* constants, Py_ssize_t n) noexcept nogil:
@@ -154,7 +170,10 @@ cdef void begin(Block* b, int64_t index) noexcept nogil:
         b.pcs[k] = 0
     for k in range(launch.warps):
         b.copies[k].length = 0
-    b.steps = 0
+    b.steps = b.n_mbarriers = b.idle = 0
+    memset(b.refused, 0, launch.lanes)
+    if b.shadow.told != NULL:
+        memset(b.shadow.told, 0, <size_t>launch.lanes * b.shadow.columns * 4)
     if launch.checks:
         forget(b)
 
@@ -178,7 +197,7 @@ def run(
     const int32_t[::1] targets,         # of brx.idx, and rows of wgmma's accumulators
     const int64_t[:, ::1] constants,    # [n][4]: row, bytes per lane, special or -1, value
     const uint8_t[::1] pieces,          # [n] of memory.PIECE, by address
-    const int32_t[::1] shape,           # grid x y z, block x y z, rows, constant rows, granule, checks
+    const int32_t[::1] shape,           # grid x y z, block x y z, rows, constant rows, granule, checks, async
     int64_t patience,                   # instructions before a block is given up
     Py_ssize_t shared_size,
     Py_ssize_t local_size,
@@ -202,6 +221,7 @@ def run(
     for k in range(3):
         launch.grid[k], launch.block[k] = shape[k], shape[3 + k]
     launch.rows, launch.constants, launch.granule, launch.checks = shape[6], shape[7], shape[8], shape[9]
+    launch.asynchronous = shape[10]
     launch.threads = launch.block[0] * launch.block[1] * launch.block[2]
     launch.warps = (launch.threads + WARP - 1) // WARP
     launch.lanes = launch.warps * WARP

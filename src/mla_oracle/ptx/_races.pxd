@@ -37,8 +37,27 @@ cdef inline bint accuse(
 cdef inline bint ordered(const Shadow* s, uint32_t lane, uint32_t other, uint32_t stamp) noexcept nogil:
     """Is what lane `other` did at `stamp` before what `lane` does now?"""
     if lane >> 5 == other >> 5:
-        return s.seen[lane] > stamp and s.seen[other] > stamp
-    return s.known[lane >> 5][other >> 5] > stamp
+        if s.seen[lane] > stamp and s.seen[other] > stamp:
+            return True
+    elif s.known[lane >> 5][other >> 5] > stamp:
+        return True
+    return s.told != NULL and s.told[<Py_ssize_t>lane * s.columns + other] > stamp
+
+
+cdef inline bint told_of_warp(const Shadow* s, uint32_t lane, uint32_t warp, uint32_t stamp) noexcept nogil:
+    """Does `lane` know by mbarriers what all lanes of `warp` did at `stamp`?"""
+    cdef uint32_t k
+    if s.told == NULL:
+        return False
+    for k in range(32 * warp, 32 * warp + 32):
+        if k != lane and s.told[<Py_ssize_t>lane * s.columns + k] <= stamp:
+            return False
+    return True
+
+
+cdef inline Py_ssize_t copies_of(const Block* b, uint32_t lane, uint32_t other) noexcept nogil:
+    """Where Shadow.told has what `lane` knows of copies by the warp of `other`."""
+    return <Py_ssize_t>lane * b.shadow.columns + b.launch.lanes + (other >> 5)
 
 
 cdef inline bint after_writes(
@@ -53,6 +72,8 @@ cdef inline bint after_writes(
         if stamp < s.floor:
             continue
         if stamp == IN_FLIGHT:
+            if s.told != NULL and s.handed[at] and s.told[copies_of(b, lane, other)] > s.handed[at]:
+                continue
             return accuse(b, flight, lane, other, address, size)
         if other == lane or ordered(s, lane, other, stamp):
             continue
@@ -77,11 +98,13 @@ cdef inline bint after_reads(Block* b, uint32_t lane, uint32_t address, uint32_t
             if stamp < s.floor:
                 continue
             if record & 32:
-                if v == lane >> 5 and s.seen[lane] <= stamp:
+                if (s.seen[lane] if v == lane >> 5 else s.known[lane >> 5][v]) > stamp:
+                    continue
+                if told_of_warp(s, lane, v, stamp):
+                    continue
+                if v == lane >> 5:
                     other = v * 32 + ((lane + 1) & 31)
-                    return accuse(b, RACE_READ, lane, other, address, size)
-                if v != lane >> 5 and s.known[lane >> 5][v] <= stamp:
-                    return accuse(b, RACE_READ, lane, other, address, size)
+                return accuse(b, RACE_READ, lane, other, address, size)
             elif other != lane and not ordered(s, lane, other, stamp):
                 return accuse(b, RACE_READ, lane, other, address, size)
     return True
@@ -160,6 +183,12 @@ cdef inline void renew(Block* b) noexcept nogil:
     memset(s.last_read, 0, spans * 4)
     memset(s.known, 0, sizeof(s.known))
     memset(s.seen, 0, sizeof(s.seen))
+    if s.told != NULL:
+        memset(s.told, 0, <size_t>b.launch.lanes * s.columns * 4)
+        for w in range(b.n_mbarriers):
+            memset(b.mbarriers[w].gathered, 0, <size_t>s.columns * 4)
+            memset(b.mbarriers[w].done, 0, <size_t>s.columns * 4)
+            b.mbarriers[w].stamp = 0
     for w in range(b.launch.warps):
         for k in range(b.copies[w].length):
             c = b.copies[w].items + k

@@ -12,6 +12,7 @@ from mla_oracle.ptx._block cimport (
     AT_BARRIER, AT_COLLECTIVE, BARRIERS, EXITED, RUNNING, Block, Instr, fail, row,
 )
 from mla_oracle.ptx._execute cimport compute
+from mla_oracle.ptx._mbarrier cimport mbarrier, refuse
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._tensor cimport matrices
 from mla_oracle.ptx._warp cimport collective, ready
@@ -29,16 +30,20 @@ cdef inline bint choose(Block* b) noexcept nogil:
         if b.states[k] == RUNNING:
             pc = min(pc, b.pcs[k])
     if pc == NOWHERE:
-        return stuck(b)
+        if not refuse(b):
+            return stuck(b)
+        for k in range(lanes):
+            if b.states[k] == RUNNING:
+                pc = min(pc, b.pcs[k])
     b.dense = b.full = True
     for k in range(lanes):
         b.mask[k] = 0
-        if b.states[k] >= RUNNING and b.states[k] != AT_BARRIER and b.pcs[k] == pc:
+        if (b.states[k] == RUNNING or b.states[k] == AT_COLLECTIVE) and b.pcs[k] == pc:
             b.mask[k] = 0xFFFFFFFFU
             b.states[k] = RUNNING
             first = min(first, k)
             last = k
-        elif b.states[k] == RUNNING:
+        elif b.states[k] == RUNNING or (b.states[k] == AT_COLLECTIVE and b.pcs[k] > pc):
             other = min(other, b.pcs[k])
     b.low = first & ~31
     b.n = (last | 31) + 1 - b.low
@@ -53,6 +58,8 @@ cdef inline bint stuck(Block* b) noexcept nogil:
     """Nobody runs. Always False; without a fault if all have exited."""
     cdef Py_ssize_t k
     b.low = 0
+    if b.fault:
+        return False
     for k in range(b.launch.lanes):
         if b.states[k] == AT_COLLECTIVE:
             b.pc = b.pcs[k]
@@ -80,6 +87,7 @@ cdef inline bint leave(Block* b, const uint32_t* mask) noexcept nogil:
     for k in range(b.n):
         if mask[k]:
             b.states[b.low + k], b.live[b.low + k] = EXITED, 0
+    b.idle = 0
     for which in range(BARRIERS):
         if b.barriers[which].arrived and b.barriers[which].count == 0 and not complete(b, which):
             return False
@@ -119,7 +127,8 @@ cdef inline int branch(Block* b, const Instr* i, const uint32_t* mask, bint all_
     return REGROUP
 
 
-cdef inline int control(Block* b, const Instr* i, const uint32_t* mask, bint all_taken) noexcept nogil:
+cdef inline int control(Block* b, const Instr* i, uint32_t* mask, bint all_taken) noexcept nogil:
+    cdef int changed
     # bra, brx.idx, ret and exit (9.7.12.3 - 9.7.12.7), membar and fence (9.7.13.4), trap (9.7.19.4)
     if i.op == BRA or i.op == BRX:
         return branch(b, i, mask, all_taken)
@@ -130,6 +139,9 @@ cdef inline int control(Block* b, const Instr* i, const uint32_t* mask, bint all
     if i.op == TRAP:
         fail(b, TRAPPED, b.low, 0, 0, 0)
         return STOP
+    if i.op > FENCE:
+        changed = mbarrier(b, i, mask)
+        return STOP if changed < 0 else REGROUP if changed else NEXT
     return REGROUP if arrive(b, i, mask) else STOP
 
 
@@ -185,7 +197,7 @@ cdef inline int guard(Block* b, const Instr* i) noexcept nogil:
 
 cdef inline int step(Block* b, const Instr* i) noexcept nogil:
     """One instruction, for those lanes of the group its predicate lets through."""
-    cdef const uint32_t* mask = b.mask + b.low
+    cdef uint32_t* mask = b.mask + b.low
     cdef bint all_taken = True
     cdef int through = 2
     if i.guard >= 0:

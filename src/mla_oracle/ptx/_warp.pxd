@@ -7,6 +7,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from mla_oracle.ptx._block cimport EXITED, Block, Instr, fail, row
+from mla_oracle.ptx._clocks cimport tell_lanes
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._races cimport meet_lanes
 
@@ -190,6 +191,7 @@ cdef inline void together(Block* b, const Instr* i, const uint32_t* mask, Py_ssi
         elif i.op == BAR_WARP:
             if k == first_bit(m) and b.launch.checks:
                 meet_lanes(b, <uint32_t>((b.low + first) >> 5), m)
+                tell_lanes(b, <uint32_t>((b.low + first) >> 5), m)
         elif i.op == MATCH_ANY or i.op == MATCH_ALL:
             result[k] = matching(a, k, m)
             if i.op == MATCH_ALL:

@@ -15,7 +15,7 @@ from typing import Any
 
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.ptx._opcodes import Op
-from mla_oracle.ptx.encoder import Labels, encode, granule
+from mla_oracle.ptx.encoder import Labels, asynchronous, encode, granule
 from mla_oracle.ptx.operations import lower
 from mla_oracle.ptx.program import LAUNCHED, SPECIAL, Constant, Draft, Program
 from mla_oracle.ptx.syntax import SIZES, Address, Function, Module, Negated, Source, Statement, Variable
@@ -71,7 +71,7 @@ class Assembler:
         return Program(
             self.kernel.name, self.layout, code, [d.source for d in self.drafts], [d.opcode for d in self.drafts],
             targets, constants, taken, rows, self.shared_end, self.local_end, granule(self.drafts),
-            self.kernel.max_threads, self.module.memory,
+            self.kernel.max_threads, self.module.memory, asynchronous(self.drafts),
         )  # fmt: skip
 
     def emit(
@@ -120,9 +120,9 @@ class Assembler:
         self.widths[name] = width
         return name
 
-    def lower_as(self, s: Statement, operands: list[Any]) -> None:
-        """The same instruction on other operands."""
-        lower(self, Statement(s.line, s.source, s.guard, s.negated, s.opcode, operands))
+    def lower_as(self, s: Statement, operands: list[Any], opcode: str = "") -> None:
+        """The same instruction on other operands, or another."""
+        lower(self, Statement(s.line, s.source, s.guard, s.negated, opcode or s.opcode, operands))
 
     def width_of(self, operand: Any, default: int = 0) -> int:
         """Bytes per lane of a register; `default` for anything else."""
@@ -265,7 +265,7 @@ def _aligned(offset: int, align: int) -> int:
 
 def assemble(module: Module, name: str) -> Program:
     """The kernel `name` of `module`. Raises InputError if there is none, UnsupportedError for what it cannot run."""
-    from mla_oracle.ptx import conversions, movement, warpgroup  # noqa: F401  they register their instructions
+    from mla_oracle.ptx import conversions, mbarriers, movement, warpgroup  # noqa: F401  they register their instructions
 
     kernel = module.functions.get(name)
     if kernel is None or not kernel.entry:

@@ -83,6 +83,11 @@ def _successors(drafts: list[Draft], labels: Labels) -> list[list[int]]:
     return result
 
 
+def asynchronous(drafts: list[Draft]) -> bool:
+    """Is there anything that happens out of the order of threads and barriers?"""
+    return any(Op.WGMMA_F16 <= draft.op <= Op.WGMMA_WAIT or draft.op > Op.FENCE for draft in drafts)
+
+
 def granule(drafts: list[Draft]) -> int:
     """The bytes of the smallest access that may touch shared memory: 1, 2 or 4."""
     accesses = (Op.LOAD, Op.STORE, Op.ATOM, Op.RED)

@@ -87,6 +87,27 @@ def describe(
             return f"divergent warp: {opcode} with member mask {found.address:#x}, other lanes in it have another"
         case Code.PARTIAL_WARPGROUP:
             return f"divergent warp: {opcode} without thread {other} of the same four warps"
+        case Code.MBAR_NONE:
+            return f"no mbarrier: {opcode} at shared {found.address:#x}, where none was initialised"
+        case Code.MBAR_LIVE:
+            return f"bad mbarrier: {opcode} at shared {found.address:#x}, where one is in use"
+        case Code.MBAR_UNSEEN:
+            there = f"{opcode} at shared {found.address:#x}"
+            return f"race: {there} uses what thread {other} initialised, no barrier between"
+        case Code.MBAR_OVERWRITTEN:
+            return f"bad mbarrier: {opcode} at shared {found.address:#x}, which was written over"
+        case Code.MBAR_COUNT:
+            pending = f", {found.extra} pending" if found.extra else ""
+            return f"bad mbarrier: {opcode} at shared {found.address:#x} with {found.size} arrivals{pending}"
+        case Code.MBAR_BYTES:
+            there = f"{opcode} at shared {found.address:#x}"
+            return f"bad mbarrier: {there} makes it {found.size} bytes pending (2^20 or more)"
+        case Code.MBAR_PHASE:
+            there = f"{opcode} at shared {found.address:#x}"
+            return f"bad mbarrier: {there} with the state of phase {found.size}, long over"
+        case Code.MBAR_DEADLOCK:
+            lacks = f"{found.size} arrivals and {found.extra} bytes"
+            return f"deadlock: {opcode} at shared {found.address:#x} waits for {lacks}, nobody else runs"
         case Code.TRAPPED:
             return "trap: the kernel stopped itself (trap or assert)"
         case Code.RUNAWAY:

@@ -135,6 +135,7 @@ class Interpreter:
         table, kept = self.memory.table()
         n_threads = pool.count(self.threads)
         shape = [*grid, *block, program.rows, program.constant_rows, program.granule, int(self.checks)]
+        shape += [int(program.asynchronous)]
         constants = self._constants(kernel, values, grid, block, smem)
         state = np.zeros(2, np.int64)
         results: list[tuple[Any, set[int]]] = []

@@ -41,7 +41,7 @@ def _access(s: Statement, modifiers: list[str]) -> tuple[int, int, str]:
     return space, count, kind
 
 
-def _address(asm: Assembler, address: Address) -> tuple[tuple[str | int, int], int, int]:
+def address_of(asm: Assembler, address: Address) -> tuple[tuple[str | int, int], int, int]:
     """(operand and its width, the offset, WIDE_ADDRESS or 0)."""
     wide = asm.width_of(address.base, 8) == 8
     return (address.base, 8 if wide else 4), address.offset, WIDE_ADDRESS if wide else 0
@@ -55,7 +55,7 @@ def load(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         asm.load_parameter(results, address, typed(modifiers)[1])
         return
     space, count, kind = _access(s, modifiers)
-    base, offset, flags = _address(asm, address)
+    base, offset, flags = address_of(asm, address)
     width = max(SIZES[kind], *(asm.width_of(r) for r in results if r != "_"))
     if kind[0] == "s" and SIZES[kind] < width:
         flags |= SIGNED
@@ -70,7 +70,7 @@ def store(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         asm.store_parameter(values, address, typed(modifiers)[1])
         return
     space, count, kind = _access(s, modifiers)
-    base, offset, flags = _address(asm, address)
+    base, offset, flags = address_of(asm, address)
     size = SIZES[kind]
     width = max(asm.width_of(v, max(size, 2)) for v in values)
     asm.emit(
@@ -89,7 +89,7 @@ def atomic(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         raise unsupported(s)
     operands = list(s.operands)
     results = (operands.pop(0),) if s.opcode.startswith("atom") else ()
-    base, offset, flags = _address(asm, operands.pop(0))
+    base, offset, flags = address_of(asm, operands.pop(0))
     suffix = "_F" if kind[0] == "f" and name == "add" else ""
     if name in ("min", "max"):
         suffix = "_S" if kind[0] == "s" else "_U"
@@ -104,6 +104,9 @@ def copy(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     if modifiers[:1] != ["async"]:
         raise unsupported(s)
     rest = modifiers[1:]
+    if rest[:2] == ["mbarrier", "arrive"]:
+        asm.lower_as(s, s.operands, "mbarrier.copies." + ".".join(rest[2:]))
+        return
     if rest == ["commit_group"]:
         asm.emit(Op.CP_COMMIT, (), [])
     elif rest == ["wait_group"]:
@@ -115,8 +118,8 @@ def copy(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         shared, source, size, *more = s.operands
         if len(more) > 1 + hinted or (more and asm.is_predicate(more[0])):
             raise unsupported(s)
-        target, offset, wide = _address(asm, shared)
-        base, imm, _ = _address(asm, source)
+        target, offset, wide = address_of(asm, shared)
+        base, imm, _ = address_of(asm, source)
         sizes = [(more[0], 4)] if len(more) > hinted else []
         asm.emit(
             Op.CP_ASYNC, (), [target, base, *sizes], size=size, imm=imm, second=offset, width=4,
@@ -134,7 +137,7 @@ def matrices(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     loading = s.opcode.startswith("ld")
     registers, address = s.operands if loading else s.operands[::-1]
     registers = registers if isinstance(registers, tuple) else (registers,)
-    base, offset, flags = _address(asm, address)
+    base, offset, flags = address_of(asm, address)
     op = Op[f"{s.opcode[:2].upper()}MATRIX{'_TRANS' if 'trans' in modifiers else ''}"]
     if len(registers) != next(int(m[1]) for m in modifiers if m in ("x1", "x2", "x4")):
         raise unsupported(s)
@@ -229,7 +232,14 @@ def call(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     asm.call(s, parts[0], results, parts[1] if len(parts) > 1 else ())
 
 
-@handles("membar", "fence", "prefetch", "prefetchu", "nanosleep", "pmevent", "setmaxnreg", "griddepcontrol", "discard")
+@handles("fence")
+def fence(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
+    """Of fences, the interpreter knows those between shared memory's proxies."""
+    crosses = modifiers[:1] == ["proxy"] and modifiers[1].startswith("async") and "global" not in modifiers
+    asm.emit(Op.FENCE_ASYNC if crosses else Op.FENCE, (), [])
+
+
+@handles("membar", "prefetch", "prefetchu", "nanosleep", "pmevent", "setmaxnreg", "griddepcontrol", "discard")
 def nothing(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     asm.emit(Op.FENCE, (), [])
 

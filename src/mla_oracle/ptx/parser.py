@@ -67,7 +67,7 @@ class _Reader:
                 continue
             for piece in re.split(r"([;{}])", line):
                 if not pending.strip():
-                    if found := _LABEL.match(piece):
+                    while found := _LABEL.match(piece):
                         self._label(found[1])
                         piece = piece[found.end() :]
                     pending, start = "", number

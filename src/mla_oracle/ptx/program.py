@@ -88,3 +88,4 @@ class Program:
     granule: int  # bytes: the smallest access to shared memory
     max_threads: int | None
     memory: list[Variable]
+    asynchronous: bool  # it has mbarriers, wgmma or bulk copies
