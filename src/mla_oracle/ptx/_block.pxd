@@ -79,7 +79,8 @@ cdef struct Barrier:
 # Who touched shared memory when; see _races.pxd. A span is 16 bytes, a granule Launch.granule bytes.
 cdef struct Shadow:
     uint32_t* writes        # [granules] the last: stamp << 11 | atomic << 10 | lane
-    uint32_t* reads         # [spans][warps][granules of a span] the last: stamp << 6 | several lanes << 5 | lane
+    uint32_t* reads         # [spans][read_columns][granules of a span] the last: stamp << 6 | several lanes << 5 | lane
+    int32_t read_columns    # warps, and others: see _proxies.pxd
     uint32_t* last_write    # [spans] no granule's stamp is later
     uint32_t* last_read     # [spans]
     uint16_t* written       # [spans] a bit per byte
@@ -90,8 +91,11 @@ cdef struct Shadow:
     uint32_t seen[MAX_LANES]                # when the lane last met others of its warp
     # see _clocks.pxd; NULL unless Launch.asynchronous
     uint32_t* told          # [lanes][columns]
-    uint32_t* handed        # [granules] when a copy in flight was handed to an mbarrier, 0: it was not
+    uint32_t* handed        # [granules] when a copy in flight was handed to an mbarrier | BULK, 0: it was not
     uint32_t* sum           # [columns] room
+    uint32_t* view          # [warpgroups][columns] what each knew when `version` was `viewed`
+    uint32_t viewed[MAX_WARPS]
+    uint32_t version        # grows when anybody learns anything
     int32_t columns
 
 
@@ -122,6 +126,21 @@ cdef struct MBarrier:
     uint32_t* done          # [columns] the same, of the phases that are complete
 
 
+# What a lane has asked of bulk copies out; copies are counted in the block.
+cdef struct Bulk:
+    uint32_t open           # the last copy of the group that is not committed
+    uint32_t committed      # groups
+    uint32_t last[8]        # the last copy of each of the last eight groups
+    uint32_t waited         # the last copy that it has waited for
+
+
+# What a warp has asked of wgmma; groups are counted from 1.
+cdef struct Products:
+    uint32_t committed
+    uint32_t waited         # the last group that it has waited for
+    uint32_t issued         # the last group with a product in it
+
+
 # One block as it runs, with the room it needs; a worker uses it for one block after the other.
 cdef struct Block:
     const Launch* launch
@@ -144,6 +163,9 @@ cdef struct Block:
     MBarrier* mbarriers
     int32_t n_mbarriers
     int32_t mbarrier_room
+    Bulk* bulk              # [lanes], NULL unless Launch.asynchronous
+    uint32_t bulk_copies
+    Products products[MAX_WARPS]
     int32_t idle            # how often all that wait were refused since something last happened
     Shadow shadow
     Copies copies[MAX_WARPS]

@@ -29,6 +29,7 @@ cdef inline uint32_t tick(Block* b) noexcept nogil:
     if b.shadow.now >= IN_FLIGHT - 1:
         renew(b)
     b.shadow.now += 1
+    b.shadow.version += 1
     return b.shadow.now
 
 

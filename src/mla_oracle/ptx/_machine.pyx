@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from mla_oracle.ptx._block cimport (
-    EXITED, OPERANDS, PIECE, RUNNING, WARP, Block, Instr, Launch, Piece, fail,
+    EXITED, OPERANDS, PIECE, RUNNING, WARP, Block, Bulk, Instr, Launch, Piece, fail,
 )
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._races cimport forget
@@ -49,7 +49,11 @@ cdef bint take_room(Block* b, const Launch* launch) noexcept nogil:
     b.local_written = <uint8_t*>calloc(lanes, launch.local_size + 1)
     b.last_piece = <int32_t*>calloc(launch.length, 4)
     b.shadow.writes = <uint32_t*>calloc(spans * cells + 1, 4)
-    b.shadow.reads = <uint32_t*>calloc(spans * cells * launch.warps + 1, 4)
+    b.shadow.read_columns = launch.warps
+    if launch.asynchronous:
+        b.shadow.read_columns += (launch.warps + 3) // 4 + 1
+    b.shadow.reads = <uint32_t*>calloc(spans * cells * b.shadow.read_columns + 1, 4)
+    b.bulk = <Bulk*>calloc(lanes if launch.asynchronous else 1, sizeof(Bulk))
     b.shadow.last_write = <uint32_t*>calloc(spans + 1, 4)
     b.shadow.last_read = <uint32_t*>calloc(spans + 1, 4)
     b.shadow.written = <uint16_t*>calloc(spans + 1, 2)
@@ -57,8 +61,10 @@ cdef bint take_room(Block* b, const Launch* launch) noexcept nogil:
         b.shadow.columns = 2 * (launch.lanes + launch.warps) + (launch.warps + 3) // 4 + 1
         b.shadow.told = <uint32_t*>calloc(lanes * b.shadow.columns, 4)
         b.shadow.sum = <uint32_t*>calloc(b.shadow.columns, 4)
+        b.shadow.view = <uint32_t*>calloc((launch.warps + 3) // 4 * b.shadow.columns, 4)
+        b.shadow.version = 1
         b.shadow.handed = <uint32_t*>calloc(spans * cells + 1, 4)
-        if b.shadow.told == NULL or b.shadow.sum == NULL or b.shadow.handed == NULL:
+        if b.shadow.told == NULL or b.shadow.sum == NULL or b.shadow.view == NULL or b.shadow.handed == NULL:
             return False
     return not (
         b.rows == NULL or b.live == NULL or b.mask == NULL or b.guarded == NULL or b.pcs == NULL
@@ -66,7 +72,7 @@ cdef bint take_room(Block* b, const Launch* launch) noexcept nogil:
         or b.shared == NULL or b.local == NULL or b.local_written == NULL or b.last_piece == NULL
         or b.shadow.writes == NULL
         or b.shadow.reads == NULL or b.shadow.last_write == NULL or b.shadow.last_read == NULL
-        or b.shadow.written == NULL
+        or b.shadow.written == NULL or b.bulk == NULL
     )
 
 
@@ -78,6 +84,7 @@ cdef void give_back(Block* b) noexcept nogil:
         free(b.mbarriers[w].gathered)
     free(b.mbarriers)
     free(b.refused)
+    free(b.bulk)
     free(b.rows)
     free(b.live)
     free(b.mask)
@@ -98,6 +105,7 @@ cdef void give_back(Block* b) noexcept nogil:
     free(b.shadow.written)
     free(b.shadow.told)
     free(b.shadow.sum)
+    free(b.shadow.view)
     free(b.shadow.handed)
 
 
@@ -174,6 +182,11 @@ cdef void begin(Block* b, int64_t index) noexcept nogil:
     memset(b.refused, 0, launch.lanes)
     if b.shadow.told != NULL:
         memset(b.shadow.told, 0, <size_t>launch.lanes * b.shadow.columns * 4)
+        memset(b.shadow.reads, 0, <size_t>launch.spans * (16 // launch.granule) * b.shadow.read_columns * 4)
+        memset(b.shadow.last_read, 0, <size_t>launch.spans * 4)
+        memset(b.bulk, 0, launch.lanes * sizeof(Bulk))
+        memset(b.products, 0, sizeof(b.products))
+        b.bulk_copies = 0
     if launch.checks:
         forget(b)
 

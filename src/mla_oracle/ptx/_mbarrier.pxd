@@ -220,14 +220,17 @@ cdef inline int mbarrier(Block* b, const Instr* i, const uint32_t* mask) noexcep
                 fence_lane(b, <uint32_t>(b.low + k), now)
         elif not (await_phase(b, i, k, &woken) if i.op == MBAR_WAIT else change(b, i, k, now, &woken)):
             return -1
-    if b.shadow.told != NULL:
-        for k in range(b.n):
-            if mask[k]:
-                b.shadow.stamp[(b.low + k) >> 5] = now
-    if woken:
-        for k in range(b.n):
-            if mask[k] and b.states[b.low + k] != AT_MBARRIER:
-                b.pcs[b.low + k] = b.pc + 1
+    return resume_all(b, mask, now, woken)
+
+
+cdef inline int resume_all(Block* b, const uint32_t* mask, uint32_t now, bint woken) noexcept nogil:
+    """What the lanes in `mask` do from here on is stamped `now`; if any were woken, all are to be grouped anew."""
+    cdef Py_ssize_t k
+    for k in range(b.n):
+        if mask[k] and now:
+            b.shadow.stamp[(b.low + k) >> 5] = now
+        if mask[k] and woken and b.states[b.low + k] != AT_MBARRIER:
+            b.pcs[b.low + k] = b.pc + 1
     return woken
 
 

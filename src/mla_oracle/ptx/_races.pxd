@@ -20,6 +20,7 @@ cdef enum:
     IN_FLIGHT = 0x1FFFFF    # a stamp later than all others
     RENEW = 0x100000        # when to start counting again
     ATOMIC = 1 << 10
+    BULK = 1 << 30          # in Shadow.handed: a bulk copy
 
 
 cdef inline uint16_t span_bits(uint32_t address, uint32_t size) noexcept nogil:
@@ -72,7 +73,7 @@ cdef inline bint after_writes(
         if stamp < s.floor:
             continue
         if stamp == IN_FLIGHT:
-            if s.told != NULL and s.handed[at] and s.told[copies_of(b, lane, other)] > s.handed[at]:
+            if s.told != NULL and s.handed[at] and s.told[copies_of(b, lane, other)] > s.handed[at] & ~<uint32_t>BULK:
                 continue
             return accuse(b, flight, lane, other, address, size)
         if other == lane or ordered(s, lane, other, stamp):
@@ -90,7 +91,7 @@ cdef inline bint after_reads(Block* b, uint32_t lane, uint32_t address, uint32_t
     cdef Shadow* s = &b.shadow
     cdef uint32_t granule = b.launch.granule, per_span = 16 // granule, v, at, record, stamp, other
     cdef uint32_t begin = (address & 15) // granule, end = begin + size // granule
-    cdef const uint32_t* cells = s.reads + <Py_ssize_t>(address >> 4) * b.launch.warps * per_span
+    cdef const uint32_t* cells = s.reads + <Py_ssize_t>(address >> 4) * s.read_columns * per_span
     for v in range(<uint32_t>b.launch.warps):
         for at in range(begin, end):
             record = cells[v * per_span + at]
@@ -110,6 +111,20 @@ cdef inline bint after_reads(Block* b, uint32_t lane, uint32_t address, uint32_t
     return True
 
 
+cdef inline bint none_read(Block* b, uint32_t lane, uint32_t address, uint32_t size) noexcept nogil:
+    """May `lane` write these bytes, seen what reads them asynchronously?"""
+    cdef Shadow* s = &b.shadow
+    cdef uint32_t granule = b.launch.granule, per_span = 16 // granule, at, v, ordinal
+    cdef const uint32_t* told = s.told + <Py_ssize_t>lane * s.columns + 2 * (b.launch.lanes + b.launch.warps)
+    cdef const uint32_t* cells = s.reads + <Py_ssize_t>(address >> 4) * s.read_columns * per_span
+    for v in range(<uint32_t>b.launch.warps, <uint32_t>s.read_columns):
+        for at in range((address & 15) // granule, ((address & 15) + size) // granule):
+            ordinal = cells[v * per_span + at]
+            if ordinal and told[v - b.launch.warps] <= ordinal:
+                return accuse(b, ASYNC_READ, lane, 128 * (v - b.launch.warps), address, size)
+    return True
+
+
 cdef inline bint reads(Block* b, uint32_t lane, uint32_t address, uint32_t size, bint together) noexcept nogil:
     """`lane` reads shared memory, `together`: for its whole warp."""
     cdef Shadow* s = &b.shadow
@@ -124,7 +139,7 @@ cdef inline bint reads(Block* b, uint32_t lane, uint32_t address, uint32_t size,
         if not after_writes(b, lane, address, size, RACE_WRITE_READ, IN_FLIGHT_READ, NULL):
             return False
     s.last_read[span] = max(s.last_read[span], stamp)
-    cells = s.reads + (<Py_ssize_t>span * b.launch.warps + warp) * per_span
+    cells = s.reads + (<Py_ssize_t>span * s.read_columns + warp) * per_span
     begin = (address & 15) // granule
     end = begin + size // granule
     record = stamp << 6 | lane & 31 | (32 if together else 0)
@@ -143,8 +158,9 @@ cdef inline bint writes(
     if s.last_write[span] >= s.floor:
         if not after_writes(b, lane, address, size, RACE_WRITE_WRITE, IN_FLIGHT_WRITE, value):
             return False
-    if s.last_read[span] >= s.floor and not after_reads(b, lane, address, size):
-        return False
+    if s.last_read[span] >= s.floor:
+        if not after_reads(b, lane, address, size) or (s.told != NULL and not none_read(b, lane, address, size)):
+            return False
     s.written[span] |= span_bits(address, size)
     s.last_write[span] = IN_FLIGHT if flight >> 11 else max(s.last_write[span], stamp)
     for at in range(address // granule, (address + size) // granule):
@@ -178,7 +194,7 @@ cdef inline void renew(Block* b) noexcept nogil:
     cdef uint32_t granule = b.launch.granule, at
     cdef Copy* c
     memset(s.writes, 0, spans * 16 // granule * 4)
-    memset(s.reads, 0, spans * b.launch.warps * (16 // granule) * 4)
+    memset(s.reads, 0, spans * s.read_columns * (16 // granule) * 4)
     memset(s.last_write, 0, spans * 4)
     memset(s.last_read, 0, spans * 4)
     memset(s.known, 0, sizeof(s.known))
@@ -207,6 +223,7 @@ cdef inline void meet_all(Block* b) noexcept nogil:
     if s.now > RENEW:
         renew(b)
     s.now += 1
+    s.version += 1
     s.floor = s.now
     for w in range(b.launch.warps):
         s.stamp[w] = s.now
@@ -220,6 +237,7 @@ cdef inline void meet_warps(Block* b, uint32_t waiting, uint32_t arriving) noexc
     if s.now >= IN_FLIGHT - 1:
         renew(b)
     s.now += 1
+    s.version += 1
     memset(joint, 0, sizeof(joint))
     for w in range(b.launch.warps):
         if (waiting | arriving) >> w & 1:
@@ -244,6 +262,7 @@ cdef inline void meet_lanes(Block* b, uint32_t warp, uint32_t members) noexcept 
     if s.now >= IN_FLIGHT - 1:
         renew(b)
     s.now += 1
+    s.version += 1
     s.stamp[warp] = s.now
     for k in range(32):
         if members >> k & 1:

@@ -11,12 +11,13 @@ from mla_oracle.ptx._barriers cimport arrive, complete
 from mla_oracle.ptx._block cimport (
     AT_BARRIER, AT_COLLECTIVE, BARRIERS, EXITED, RUNNING, Block, Instr, fail, row,
 )
+from mla_oracle.ptx._bulk cimport bulk, none_copied
 from mla_oracle.ptx._execute cimport compute
 from mla_oracle.ptx._mbarrier cimport mbarrier, refuse
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._tensor cimport matrices
 from mla_oracle.ptx._warp cimport collective, ready
-from mla_oracle.ptx._wgmma cimport warpgroup, whole_groups
+from mla_oracle.ptx._wgmma cimport none_multiplied, warpgroup, whole_groups
 
 cdef enum:
     NOWHERE = 0x7FFFFFFF
@@ -84,6 +85,8 @@ cdef inline bint leave(Block* b, const uint32_t* mask) noexcept nogil:
     cdef int32_t which
     if b.launch.checks and not none_unfinished(b, mask):
         return False
+    if b.shadow.told != NULL and not (none_copied(b, mask) and none_multiplied(b, mask)):
+        return False
     for k in range(b.n):
         if mask[k]:
             b.states[b.low + k], b.live[b.low + k] = EXITED, 0
@@ -140,7 +143,7 @@ cdef inline int control(Block* b, const Instr* i, uint32_t* mask, bint all_taken
         fail(b, TRAPPED, b.low, 0, 0, 0)
         return STOP
     if i.op > FENCE:
-        changed = mbarrier(b, i, mask)
+        changed = mbarrier(b, i, mask) if i.op < BULK_LOAD else bulk(b, i, mask)
         return STOP if changed < 0 else REGROUP if changed else NEXT
     return REGROUP if arrive(b, i, mask) else STOP
 
@@ -169,7 +172,7 @@ cdef inline int warps(Block* b, const Instr* i, const uint32_t* mask) noexcept n
     for k in range(32):
         waiting[k] = 0
     state = ready(b, i, mask, waiting)
-    if state > 0 and (i.op == WGMMA_F16 or i.op == WGMMA_BF16):
+    if state > 0 and (i.op == WGMMA_F16 or i.op == WGMMA_BF16 or i.op == SETMAXNREG):
         state = whole_groups(b, mask, waiting)
     if state < 0:
         return STOP

@@ -11,9 +11,11 @@
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from mla_oracle.ptx._block cimport EXITED, Block, Instr, fail, row, sized
+from mla_oracle.ptx._block cimport EXITED, Block, Instr, Products, fail, row, sized
+from mla_oracle.ptx._clocks cimport proxy_columns, told_of
 from mla_oracle.ptx._formats cimport widen_f16
 from mla_oracle.ptx._opcodes cimport *
+from mla_oracle.ptx._proxies cimport Seen, look, sees
 from mla_oracle.ptx._tensor cimport eight, joined, parted, split
 
 cdef extern from "_tensor.h" nogil:
@@ -70,14 +72,23 @@ cdef inline uint32_t chunk_of(const Matrix* m, uint32_t i, uint32_t k) noexcept 
     return at ^ (((at >> 7) - m.base) & (chunks - 1)) << 4
 
 
-cdef inline bint fetch(Block* b, Py_ssize_t lane, uint32_t at, float* numbers, bint bf16) noexcept nogil:
+# Who reads, for _proxies.pxd.
+cdef struct Reader:
+    Py_ssize_t lane
+    const uint32_t* view    # NULL: nothing is checked
+    Seen seen
+    uint32_t group
+
+
+cdef inline bint fetch(Block* b, Reader* reader, uint32_t at, float* numbers, bint bf16) noexcept nogil:
     """The eight numbers of a chunk."""
     cdef uint16_t bits[8]
     cdef int k
     if at + 16 > b.launch.shared_size:
-        return fail(b, OUT_OF_BOUNDS, lane, at, 16, SHARED)
-    if b.launch.checks and b.shadow.written[at >> 4] != 0xFFFF:
-        return fail(b, NEVER_WRITTEN, lane, at, 16, SHARED)
+        return fail(b, OUT_OF_BOUNDS, reader.lane, at, 16, SHARED)
+    if reader.view != NULL:
+        if not sees(b, reader.lane, reader.view, at, &reader.seen, reader.lane // GROUP, reader.group):
+            return False
     memcpy(bits, b.shared + at, 16)
     for k in range(8):
         if bf16:
@@ -87,21 +98,21 @@ cdef inline bint fetch(Block* b, Py_ssize_t lane, uint32_t at, float* numbers, b
     return True
 
 
-cdef inline bint fetch_a(Block* b, const Matrix* m, Py_ssize_t lane, float* a, bint bf16) noexcept nogil:
+cdef inline bint fetch_a(Block* b, const Matrix* m, Reader* reader, float* a, bint bf16) noexcept nogil:
     """a: [64][16]."""
     cdef float numbers[8]
     cdef uint32_t i, k, e
     if m.turned:
         for i in range(0, 64, 8):
             for k in range(16):
-                if not fetch(b, lane, chunk_of(m, i, k), numbers, bf16):
+                if not fetch(b, reader, chunk_of(m, i, k), numbers, bf16):
                     return False
                 for e in range(8):
                     a[16 * (i + e) + k] = numbers[e]
         return True
     for i in range(64):
         for k in range(0, 16, 8):
-            if not fetch(b, lane, chunk_of(m, i, k), a + 16 * i + k, bf16):
+            if not fetch(b, reader, chunk_of(m, i, k), a + 16 * i + k, bf16):
                 return False
     return True
 
@@ -111,21 +122,21 @@ cdef inline int place(int column) noexcept nogil:
     return column // 2 + 4 * (column & 1)
 
 
-cdef inline bint fetch_b(Block* b, const Matrix* m, Py_ssize_t lane, uint32_t n, float* d, bint bf16) noexcept nogil:
+cdef inline bint fetch_b(Block* b, const Matrix* m, Reader* reader, uint32_t n, float* d, bint bf16) noexcept nogil:
     """d: [n / 8][16][8], the last in the order of `place`."""
     cdef float numbers[8]
     cdef uint32_t i, k, e
     if m.turned:
         for i in range(0, n, 8):
             for k in range(16):
-                if not fetch(b, lane, chunk_of(m, i, k), numbers, bf16):
+                if not fetch(b, reader, chunk_of(m, i, k), numbers, bf16):
                     return False
                 for e in range(8):
                     d[16 * i + 8 * k + place(e)] = numbers[e]
         return True
     for i in range(n):
         for k in range(0, 16, 8):
-            if not fetch(b, lane, chunk_of(m, i, k), numbers, bf16):
+            if not fetch(b, reader, chunk_of(m, i, k), numbers, bf16):
                 return False
             for e in range(8):
                 d[16 * (i & ~7) + 8 * (k + e) + place(i & 7)] = numbers[e]
@@ -164,6 +175,34 @@ cdef inline void multiply_warp(
                 parted(sums[r], d[2 * half] + 4 * r, d[2 * half + 1] + 4 * r)
 
 
+cdef inline const uint32_t* viewed(Block* b, Py_ssize_t lane) noexcept nogil:
+    """What all four warps from `lane` know: a lane of each is enough."""
+    cdef uint32_t* view = b.shadow.view + lane // GROUP * b.shadow.columns
+    cdef uint32_t* part = b.shadow.sum
+    cdef Py_ssize_t warp, k
+    if b.shadow.viewed[lane // GROUP] == b.shadow.version:
+        return view
+    look(b, lane, 32, view)
+    for warp in range(1, 4):
+        look(b, lane + 32 * warp, 32, part)
+        for k in range(b.shadow.columns):
+            view[k] = min(view[k], part[k])
+    b.shadow.viewed[lane // GROUP] = b.shadow.version
+    return view
+
+
+cdef inline void settle_products(Block* b, const Instr* i, Py_ssize_t first) noexcept nogil:
+    """commit_group and wait_group of one warp."""
+    cdef Products* p = b.products + (first >> 5)
+    cdef Py_ssize_t k, column = 2 * proxy_columns(b) + first // GROUP
+    if i.op == WGMMA_COMMIT:
+        p.committed += 1
+    elif i.op == WGMMA_WAIT and p.committed > <uint32_t>i.imm:
+        p.waited = max(p.waited, p.committed - <uint32_t>i.imm)
+        for k in range(first, first + 32):
+            told_of(b, k)[column] = max(told_of(b, k)[column], p.waited + 1)
+
+
 cdef inline bint multiply_group(Block* b, const Instr* i, Py_ssize_t first) noexcept nogil:
     """One warpgroup."""
     cdef float A[64 * 16]
@@ -172,11 +211,17 @@ cdef inline bint multiply_group(Block* b, const Instr* i, Py_ssize_t first) noex
     cdef int held = 4 if i.flags & A_IN_REGISTERS else 1
     cdef Matrix m = described((<uint64_t*>sized(b, i.operand[held], 8))[first], i.flags & TURNED_B)
     cdef Py_ssize_t k, warp
-    if not fetch_b(b, &m, b.low + first, i.count, B, bf16):
+    cdef Reader reader
+    reader.lane, reader.view, reader.seen, reader.group = b.low + first, NULL, Seen(0, 0), 0
+    if b.shadow.told != NULL:
+        reader.view, reader.group = viewed(b, b.low + first), b.products[reader.lane >> 5].committed + 1
+        for warp in range(4):
+            b.products[(reader.lane >> 5) + warp].issued = reader.group
+    if not fetch_b(b, &m, &reader, i.count, B, bf16):
         return False
     if held == 1:
         m = described((<uint64_t*>sized(b, i.operand[0], 8))[first], i.flags & TURNED_A)
-        if not fetch_a(b, &m, b.low + first, A, bf16):
+        if not fetch_a(b, &m, &reader, A, bf16):
             return False
     for warp in range(4):
         if held == 4:
@@ -212,8 +257,21 @@ cdef inline int whole_groups(Block* b, const uint32_t* mask, uint32_t* waiting) 
 cdef inline bint warpgroup(Block* b, const Instr* i, const uint32_t* mask) noexcept nogil:
     """All warpgroups of the group, or warps if it is no product; each is whole."""
     cdef Py_ssize_t first = (GROUP - b.low % GROUP) % GROUP
+    if i.op > WGMMA_BF16 and b.shadow.told != NULL:
+        for first in range(0, b.n, 32):
+            if mask[first]:
+                settle_products(b, i, b.low + first)
     while i.op <= WGMMA_BF16 and first < b.n:
         if mask[first] and not multiply_group(b, i, first):
             return False
         first += GROUP
+    return True
+
+
+cdef inline bint none_multiplied(Block* b, const uint32_t* mask) noexcept nogil:
+    """Before the lanes in `mask` exit: are products in flight?"""
+    cdef Py_ssize_t k
+    for k in range(b.n):
+        if mask[k] and b.products[(b.low + k) >> 5].issued > b.products[(b.low + k) >> 5].waited:
+            return fail(b, WGMMA_UNFINISHED, b.low + k, 0, 0, 0)
     return True

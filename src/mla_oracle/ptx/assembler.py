@@ -120,9 +120,9 @@ class Assembler:
         self.widths[name] = width
         return name
 
-    def lower_as(self, s: Statement, operands: list[Any], opcode: str = "") -> None:
-        """The same instruction on other operands, or another."""
-        lower(self, Statement(s.line, s.source, s.guard, s.negated, opcode or s.opcode, operands))
+    def lower_as(self, s: Statement, operands: list[Any]) -> None:
+        """The same instruction on other operands."""
+        lower(self, Statement(s.line, s.source, s.guard, s.negated, s.opcode, operands))
 
     def width_of(self, operand: Any, default: int = 0) -> int:
         """Bytes per lane of a register; `default` for anything else."""
@@ -265,7 +265,7 @@ def _aligned(offset: int, align: int) -> int:
 
 def assemble(module: Module, name: str) -> Program:
     """The kernel `name` of `module`. Raises InputError if there is none, UnsupportedError for what it cannot run."""
-    from mla_oracle.ptx import conversions, mbarriers, movement, warpgroup  # noqa: F401  they register their instructions
+    from mla_oracle.ptx import bulk, conversions, mbarriers, movement, warpgroup  # noqa: F401  they register their instructions
 
     kernel = module.functions.get(name)
     if kernel is None or not kernel.entry:

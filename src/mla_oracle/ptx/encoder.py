@@ -85,7 +85,7 @@ def _successors(drafts: list[Draft], labels: Labels) -> list[list[int]]:
 
 def asynchronous(drafts: list[Draft]) -> bool:
     """Is there anything that happens out of the order of threads and barriers?"""
-    return any(Op.WGMMA_F16 <= draft.op <= Op.WGMMA_WAIT or draft.op > Op.FENCE for draft in drafts)
+    return any(Op.WGMMA_F16 <= draft.op <= Op.SETMAXNREG or draft.op > Op.FENCE for draft in drafts)
 
 
 def granule(drafts: list[Draft]) -> int:

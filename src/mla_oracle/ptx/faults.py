@@ -86,7 +86,8 @@ def describe(
         case Code.DIFFERENT_MASKS:
             return f"divergent warp: {opcode} with member mask {found.address:#x}, other lanes in it have another"
         case Code.PARTIAL_WARPGROUP:
-            return f"divergent warp: {opcode} without thread {other} of the same four warps"
+            missing = f"thread {other}" if found.other < block[0] * block[1] * block[2] else "the last"
+            return f"divergent warp: {opcode} without {missing} of the same four warps"
         case Code.MBAR_NONE:
             return f"no mbarrier: {opcode} at shared {found.address:#x}, where none was initialised"
         case Code.MBAR_LIVE:
@@ -108,6 +109,20 @@ def describe(
         case Code.MBAR_DEADLOCK:
             lacks = f"{found.size} arrivals and {found.extra} bytes"
             return f"deadlock: {opcode} at shared {found.address:#x} waits for {lacks}, nobody else runs"
+        case Code.UNFENCED:
+            return f"no proxy fence: {access} reads what thread {other} wrote, no fence.proxy.async between"
+        case Code.ASYNC_READ:
+            return f"race: {access} overwrites what {_reader(found, block)} may still read"
+        case Code.BULK_SIZE:
+            return f"misaligned: {opcode} of {found.size} bytes, expected a multiple of 16"
+        case Code.BULK_UNFINISHED:
+            return "cp.async.bulk not waited for: thread exits with copies that may still read shared memory"
+        case Code.WGMMA_UNFINISHED:
+            return "wgmma not waited for: thread exits with products in flight"
+        case Code.WGMMA_UNFENCED:
+            return f"no wgmma.fence: {opcode} uses registers that may have been written after the last wgmma.fence"
+        case Code.IN_USE:
+            return f"wgmma not waited for: {opcode} touches a register that a wgmma in flight still uses"
         case Code.TRAPPED:
             return "trap: the kernel stopped itself (trap or assert)"
         case Code.RUNAWAY:
@@ -123,6 +138,13 @@ def describe(
 
 def position(lane: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
     return lane % shape[0], lane // shape[0] % shape[1], lane // shape[0] // shape[1]
+
+
+def _reader(found: Found, block: tuple[int, int, int]) -> str:
+    """`other` is the first thread of a warpgroup, or one that no block has."""
+    if found.other < block[0] * block[1] * block[2]:
+        return f"wgmma of thread {position(found.other, block)}"
+    return "cp.async.bulk"
 
 
 def _beyond(found: Found, memory: Memory, shared_size: int) -> str:

@@ -32,7 +32,7 @@ OPERATIONS = {
 
 @handles("mbarrier")
 def mbarrier(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
-    """`mbarrier.copies` is cp.async.mbarrier.arrive."""
+    """cp.async.mbarrier.arrive has "copies" for its name."""
     name, *rest, kind = modifiers
     if name == "pending_count" and not rest and kind == "b64":
         asm.emit(Op.UNPACK_2X32, s.operands[0], [(s.operands[1], 8)], width=4, size=8, kind=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mla_oracle.ptx._opcodes import Atomic, Op, Space
-from mla_oracle.ptx.operations import handles, typed, unsupported
+from mla_oracle.ptx.operations import HANDLERS, handles, typed, unsupported
 from mla_oracle.ptx.syntax import SIZES, Address, Pair, Statement
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ def copy(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         raise unsupported(s)
     rest = modifiers[1:]
     if rest[:2] == ["mbarrier", "arrive"]:
-        asm.lower_as(s, s.operands, "mbarrier.copies." + ".".join(rest[2:]))
-        return
-    if rest == ["commit_group"]:
+        HANDLERS["mbarrier"](asm, s, ["copies", *rest[2:]])
+    elif rest[:1] == ["bulk"]:
+        HANDLERS["bulk"](asm, s, rest[1:])
+    elif rest == ["commit_group"]:
         asm.emit(Op.CP_COMMIT, (), [])
     elif rest == ["wait_group"]:
         asm.emit(Op.CP_WAIT_GROUP, (), [], imm=s.operands[0])
@@ -164,6 +165,7 @@ def warp(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     base = s.opcode.split(".")[0]
     result, *args = s.operands
     results = tuple(result) if isinstance(result, Pair) else (result,)
+    results = tuple(asm.temporary(4) if name == "_" else name for name in results)
     if base == "activemask":
         asm.emit(Op.ACTIVEMASK, results, [])
         return
@@ -239,7 +241,7 @@ def fence(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     asm.emit(Op.FENCE_ASYNC if crosses else Op.FENCE, (), [])
 
 
-@handles("membar", "prefetch", "prefetchu", "nanosleep", "pmevent", "setmaxnreg", "griddepcontrol", "discard")
+@handles("membar", "prefetch", "prefetchu", "nanosleep", "pmevent", "griddepcontrol", "discard")
 def nothing(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
     asm.emit(Op.FENCE, (), [])
 

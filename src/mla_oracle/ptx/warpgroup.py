@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""wgmma, in the manner of operations.py."""
+"""wgmma and setmaxnreg, in the manner of operations.py."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from mla_oracle.errors import InputError
 from mla_oracle.ptx._opcodes import Op
 from mla_oracle.ptx.operations import handles, unsupported
 from mla_oracle.ptx.syntax import Statement
@@ -26,6 +27,16 @@ def warpgroup(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
         asm.emit(Op.WGMMA_WAIT, (), [], imm=s.operands[0])
     else:
         asm.emit({"fence": Op.WGMMA_FENCE, "commit_group": Op.WGMMA_COMMIT}[modifiers[0]], (), [])
+
+
+@handles("setmaxnreg")
+def registers(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
+    (count,) = s.operands
+    if modifiers[0] not in ("inc", "dec") or modifiers[1:] != ["sync", "aligned", "u32"]:
+        raise unsupported(s)
+    if not 24 <= count <= 256 or count % 8:
+        raise InputError(f"PTX line {s.line}: {s.opcode} of {count}, expected a multiple of 8 from 24 to 256")
+    asm.emit(Op.SETMAXNREG, (), [])
 
 
 def _multiply(asm: Assembler, s: Statement, modifiers: list[str]) -> None:
