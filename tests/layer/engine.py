@@ -41,6 +41,7 @@ CONFIG = {
 }
 PLAIN = {key: value for key, value in CONFIG.items() if key != "rope_scaling"}
 WIDE = {**CONFIG, "q_lora_rank": 512}
+BIASED = {**CONFIG, "attention_bias": True}
 DIRECT = {**PLAIN, "q_lora_rank": None}
 LONGCAT = {**PLAIN, "model_type": "longcat_flash"}
 INDEXED = {**CONFIG, "model_type": "deepseek_v32", "index_n_heads": 4, "index_head_dim": 16, "index_topk": 4}
@@ -69,6 +70,9 @@ def random_weights(config: dict, seed: int = 3) -> dict[str, np.ndarray]:
         "kv_b_proj.weight": (heads * (P + V), L),
         "o_proj.weight": (hidden, heads * V),
     }
+    if config.get("attention_bias"):
+        names = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+        shapes |= {f"{name}.bias": shapes[f"{name}.weight"][:1] for name in names if f"{name}.weight" in shapes}
     if "index_n_heads" in config:
         n, d = config["index_n_heads"], config["index_head_dim"]
         shapes |= {
@@ -87,7 +91,7 @@ def random_weights(config: dict, seed: int = 3) -> dict[str, np.ndarray]:
     for name, shape in shapes.items():
         x = rng.standard_normal(shape)
         if len(shape) == 1:
-            x = x / 5 if name.endswith("bias") else 1 + x / 5
+            x = x / (1 if "proj.bias" in name or "mqa.bias" in name else 5) if name.endswith("bias") else 1 + x / 5
         else:
             x *= (3 if name.startswith(("q_b", "q_proj")) else 1) / math.sqrt(shape[-1])
         weights[name] = x.astype(np.float32)
@@ -164,7 +168,8 @@ class Engine:
         return stored.astype(self.real)
 
     def linear(self, x, name):
-        return x @ self.weights[f"{name}.weight" if f"{name}.weight" in self.weights else name].T
+        found = x @ self.weights[f"{name}.weight" if f"{name}.weight" in self.weights else name].T
+        return found + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else found
 
     def norm(self, x, name):
         mean = np.mean(np.square(x), axis=-1, keepdims=True)

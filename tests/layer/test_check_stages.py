@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 from engine import (
+    BIASED,
     CONFIG,
     DIRECT,
     GLM,
@@ -24,7 +25,8 @@ from mla_oracle.layer.limits import limit
 
 TOKENS = 9
 FAMILIES = {
-    "yarn": CONFIG, "plain": PLAIN, "direct": DIRECT, "longcat": LONGCAT, "v3.2": INDEXED, "glm": GLM, "pooled": POOLED
+    "yarn": CONFIG, "plain": PLAIN, "direct": DIRECT, "longcat": LONGCAT, "v3.2": INDEXED, "glm": GLM, "pooled": POOLED,
+    "biased": BIASED, "direct-biased": {**DIRECT, "attention_bias": True},
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from engine import CONFIG, DIRECT, INDEXED, random_weights
+from engine import BIASED, CONFIG, DIRECT, INDEXED, random_weights
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -20,6 +20,9 @@ NAMES = {
     "kv_a_layernorm.weight": "attn_kv_a_norm.weight",
     "kv_b_proj.weight": "attn_kv_b.weight",
     "o_proj.weight": "attn_output.weight",
+    "q_a_proj.bias": "attn_q_a.bias",
+    "kv_a_proj_with_mqa.bias": "attn_kv_a_mqa.bias",
+    "o_proj.bias": "attn_output.bias",
     "indexer.wq_b.weight": "indexer.attn_q_b.weight",
     "indexer.wk.weight": "indexer.attn_k.weight",
     "indexer.k_norm.weight": "indexer.k_norm.weight",
@@ -72,7 +75,7 @@ def same(read, config):
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["split", "whole"])
-@pytest.mark.parametrize("config", [CONFIG, DIRECT, INDEXED], ids=lambda c: c["model_type"])
+@pytest.mark.parametrize("config", [CONFIG, DIRECT, INDEXED, BIASED], ids=["v3", "direct", "v3.2", "biased"])
 def test_a_file_that_its_own_package_wrote_is_read(tmp_path, config, split):
     architecture = "deepseek32" if config is INDEXED else "deepseek2"
     path = write(tmp_path / "model.gguf", tensors(config, split), architecture)
@@ -119,7 +122,7 @@ def test_f16_tensors_stay_f16(tmp_path):
     [
         ({"attn_q_a.weight": None}, "blk.1.attn_q_a.weight is missing, expected [24, 48]"),
         ({"attn_v_b.weight": None}, "blk.1.attn_v_b.weight is missing, expected [3, 12, 32]"),
-        ({"attn_q_a.bias": np.zeros(24, np.float32)}, "blk.1.attn_q_a.bias is [24], expected none"),
+        ({"attn_q_a.bias": np.zeros(24, np.float32)}, "attn_q_a.bias is [24], expected none: the config has no"),
         ({"attn_sinks.weight": np.zeros(3, np.float32)}, "blk.1.attn_sinks.weight is [3], expected none"),
         (
             {"attn_k_b.weight": lambda w: w.transpose(0, 2, 1)},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine import CONFIG, GLM, INDEXED, LONGCAT, PLAIN, POOLED, Engine, random_states, random_weights
+from engine import BIASED, CONFIG, GLM, INDEXED, LONGCAT, PLAIN, POOLED, Engine, random_states, random_weights
 from safetensors.numpy import save_file
 from wrong_layers import KeysNotRotated, NormWithoutEps
 
@@ -134,6 +134,7 @@ NOPE = {**POOLED, "num_hidden_layers": 1}
             "rotated pairs are stored parted, the even elements and then the odd",
             "what is not dumped is held in bf16", "lse is in base 2", "angles: position * base^(-2j/R)",
         ]),
+        (BIASED, {}, ["attention_bias: q_a_proj (where there is one), kv_a_proj_with_mqa and o_proj add one"]),
         (MISTRAL, {}, ["q at position p is multiplied by 1 + 0.1 ln(1 + floor(p / 8192))"]),
         (INDEXED, {"index_hadamard": True, "index_scores": "fp8"}, [
             "indexer: 4 heads of 16, rotated in neox pairs, times the Hadamard matrix, scores in fp8",
@@ -142,7 +143,7 @@ NOPE = {**POOLED, "num_hidden_layers": 1}
         (NOPE, {}, ["rope: nothing is rotated", "indexer: 4 heads of 16, nothing rotated, scores in f32",
                     "a query attends to the 2 best pools of 2 tokens and to the tokens after its last whole pool"]),
     ],
-    ids=["longcat", "yarn", "mistral4", "indexer", "pools"],
+    ids=["longcat", "yarn", "biased", "mistral4", "indexer", "pools"],
 )  # fmt: skip
 def test_what_a_config_settles_is_said(tmp_path, capsys, config, how, words):
     weights = {f"model.layers.0.self_attn.{k}": w for k, w in random_weights(config).items()}

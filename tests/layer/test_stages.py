@@ -240,7 +240,7 @@ def test_norm_eps_is_the_files_unless_it_is_given():
     ("config", "layer", "kind", "said"),
     [
         ({**PLAIN, "model_type": "llama"}, 0, UnsupportedError, "model_type is 'llama', expected deepseek_v2"),
-        ({**PLAIN, "attention_bias": True}, 0, UnsupportedError, "attention_bias is True, expected False"),
+        ({**PLAIN, "attention_bias": 1}, 0, InputError, "attention_bias is 1, expected true or false"),
         (PLAIN, 2, InputError, "layer is 2, expected below num_hidden_layers, 2"),
         (PLAIN, -1, InputError, "layer is -1, expected an integer from 0"),
         ({**GLM, "indexer_types": ["full", "some"]}, 1, InputError, "indexer_types[1] is 'some', expected full or"),

@@ -7,7 +7,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from engine import CONFIG, DIRECT, INDEXED, PLAIN, POOLED, random_weights
+from engine import BIASED, CONFIG, DIRECT, INDEXED, PLAIN, POOLED, random_weights
 from safetensors.numpy import save_file
 
 from mla_oracle import InputError, MissingError
@@ -76,6 +76,17 @@ def test_only_what_is_wanted_is_read(tmp_path):
     np.testing.assert_array_equal(tensors[f"{PREFIX}q_a_layernorm.weight"], expected)
 
 
+def test_biases_are_read_where_the_config_has_them(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(named(BIASED), path)
+    found = read_weights(path, LayerConfig.from_hf_config(BIASED), 1)
+    biases = {name for name in found.arrays if name.endswith("bias")}
+    assert biases == {"q_a_proj.bias", "kv_a_proj_with_mqa.bias", "o_proj.bias"}
+    np.testing.assert_array_equal(found["o_proj.bias"], random_weights(BIASED)["o_proj.bias"])
+    with pytest.raises(InputError, match=r"proj.*.bias is \[\d+\], expected none: the config has no att"):
+        read_weights(path, LayerConfig.from_hf_config(CONFIG), 1)
+
+
 def test_a_prefix_may_be_given(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({f"attn.{name}": w for name, w in random_weights(PLAIN).items()}, path)
@@ -137,7 +148,10 @@ def changed(config, **changes):
     [
         (CONFIG, {"kv_b_proj": None}, "kv_b_proj is missing, expected [84, 32]"),
         (CONFIG, {"q_a_layernorm": None}, "q_a_layernorm is missing, expected [24]"),
-        (CONFIG, {"q_a_proj.bias": np.zeros(24)}, "q_a_proj.bias is [24], expected none: a layer of this config has q"),
+        (CONFIG, {"q_a_proj.bias": np.zeros(24)}, "q_a_proj.bias is [24], expected none: the config has no"),
+        (CONFIG, {"q_b_proj.bias": np.zeros(72)}, "q_b_proj.bias is [72], expected none: a layer of this config has q"),
+        (BIASED, {"o_proj.bias": None}, "o_proj.bias is missing, expected [48]"),
+        (BIASED, {"kv_a_proj_with_mqa.bias": np.zeros(32)}, "kv_a_proj_with_mqa.bias is [32], expected [40]"),
         (CONFIG, {"q_proj": np.zeros((72, 48))}, "q_proj is [72, 48], expected none"),
         (DIRECT, {"q_a_proj": np.zeros((24, 48))}, "q_a_proj is [24, 48], expected none"),
         (CONFIG, {"q_a_proj": lambda w: w.T}, "q_a_proj is [48, 24], expected [24, 48]: it is transposed"),

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from engine import CONFIG, DIRECT, GLM, INDEXED, LONGCAT, PLAIN, POOLED, WIDE, Engine
+from engine import BIASED, CONFIG, DIRECT, GLM, INDEXED, LONGCAT, PLAIN, POOLED, WIDE, Engine
 
 
 class NormWithoutEps(Engine):
@@ -240,6 +240,24 @@ class NewestChosen(Engine):
         return sorted(candidates, reverse=True)
 
 
+class NoBias(Engine):
+    """Of one projection."""
+
+    of = "q_a_proj"
+
+    def linear(self, x, name):
+        found = super().linear(x, name)
+        return found - self.weights[f"{name}.bias"] if name == self.of else found
+
+
+class NoBiasOfRows(NoBias):
+    of = "kv_a_proj_with_mqa"
+
+
+class NoBiasOfTheOutput(NoBias):
+    of = "o_proj"
+
+
 class Wrong(NamedTuple):
     engine: type[Engine]
     first: str  # the first stage that is wrong, where everything is dumped
@@ -281,6 +299,9 @@ WRONG = [
     Wrong(QueriesOneOn, "q_pe"),
     Wrong(KeysNotRotated, "k_pe", PLAIN, row=1),
     Wrong(RopeTwice, "q_pe", PLAIN, row=1),
+    Wrong(NoBias, "q_a", BIASED),
+    Wrong(NoBiasOfRows, "kv_a", BIASED, dtype="bf16"),
+    Wrong(NoBiasOfTheOutput, "out", BIASED, dtype="bf16"),
     Wrong(NoLatentScale, "c_kv", LONGCAT),
     Wrong(NoQueryScale, "q_nope", LONGCAT),
     Wrong(ScaledAlike, "c_kv", LONGCAT),

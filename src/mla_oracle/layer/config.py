@@ -88,11 +88,13 @@ class LayerConfig:
 
     geometry: Geometry
     norm_eps: float
+    attention_bias: bool = False  # of q_a_proj, kv_a_proj_with_mqa and o_proj
     indexer: Indexer | None = None
     longrope: LongRope | None = None
 
     def __post_init__(self) -> None:
         check_number("norm_eps", self.norm_eps, least=0)
+        check_bool("attention_bias", self.attention_bias)
         if self.geometry.hidden_size is None:
             raise InputError("hidden_size is None, expected an integer for a whole layer")
         if self.geometry.longrope and self.longrope is None:
@@ -125,13 +127,13 @@ class LayerConfig:
         """Layer number `layer` of the model that a config.json describes: its path, its folder, or its content.
 
         What is given takes the place of what the file says. Raises InputError, and UnsupportedError for an unknown
-        architecture or attention biases.
+        architecture.
         """
         content = config if isinstance(config, Mapping) else load(config)
         geometry = Geometry.from_hf_config(content)
         section = text_section(content)
         model_type = section["model_type"].value
-        section.expect("attention_bias", False, model_type)
+        biases = section.given("attention_bias") and section.flag("attention_bias", False)
         layers = section.integer("num_hidden_layers") if section.given("num_hidden_layers") else None
         check_integer("layer", layer, least=0)
         if layers is not None and layer >= layers:
@@ -157,7 +159,9 @@ class LayerConfig:
         elif index_rope or index_hadamard or index_kpool or index_scores != "f32":
             raise InputError(f"a convention of the indexer is given, expected none: {model_type} has no indexer")
         longrope = _longrope(section, geometry) if geometry.longrope else None
-        return cls(geometry=geometry, norm_eps=norm_eps, indexer=indexer, longrope=longrope)
+        return cls(
+            geometry=geometry, norm_eps=norm_eps, attention_bias=biases, indexer=indexer, longrope=longrope
+        )
 
 
 def _pairing(section: Section, model_type: str) -> str | None:

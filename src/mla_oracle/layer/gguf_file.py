@@ -6,6 +6,7 @@
     blk.N.attn_k_b   ne {P, L, H}        the transpose of w_uk within each head
     blk.N.attn_v_b   ne {L, V, H}        w_uv
     blk.N.indexer.attn_q_b, attn_k, k_norm (and its bias), proj
+    .weight follows, or .bias where the config has attention_bias
 
 ne lists axes innermost first: the package hands a tensor over with its axes in numpy's order. Names: gguf 0.19,
 constants.py. The split: ggml-org/llama.cpp 01a723d, conversion/deepseek.py (once in convert_hf_to_gguf.py), class
@@ -67,7 +68,7 @@ def read_gguf(path: str | PathLike[str], config: LayerConfig, layer: int) -> Wei
     prefix = f"blk.{layer}."
     arrays: dict[str, Array] = {}
     names = {key: f"{prefix}{name}.weight" for name, key in (NAMES | SPLIT).items()}
-    names["indexer.k_norm.bias"] = f"{prefix}indexer.k_norm.bias"
+    names |= {f"{key}.bias": f"{prefix}{name}.bias" for name, key in NAMES.items()}
     keys = {name: key for key, name in names.items()}
     for tensor in reader.tensors:
         if not tensor.name.startswith(prefix) or tensor.name[len(prefix) :].startswith(OTHERS):

@@ -2,7 +2,7 @@
 """A layer's weights in safetensors files, by their Hugging Face names.
 
     path    one file, model.safetensors.index.json, or a folder that holds either; shards lie beside the index
-    names   PREFIX + q_a_proj.weight and so on; biases but that of the indexer's norm are refused
+    names   PREFIX + q_a_proj.weight and so on, q_a_proj.bias where the config has attention_bias
 
 A weight in e4m3 has its scales beside it: NAME.weight_scale_inv [rows / 128, columns / 128], rounded up, multiplies
 its blocks of 128 x 128 (DeepSeek-V3.2-Exp, inference/model.py at 6d8cb70, weight_dequant; the hub's names).
@@ -47,7 +47,8 @@ def read_hf(path: str | PathLike[str], config: LayerConfig, prefix: str) -> Weig
     for name, array in scales.items():
         raise InputError(f"{name} is {list(array.shape)}, expected none: it has no weight beside it")
     for key in shapes(config):
-        names.setdefault(key, f"{prefix}{key}" if key in BARE else f"{prefix}{key}.weight")
+        bare = key in BARE or key.endswith(".bias")
+        names.setdefault(key, f"{prefix}{key}" if bare else f"{prefix}{key}.weight")
     return check_weights(arrays, config, names=names)
 
 

@@ -38,6 +38,8 @@ def _projections(config: LayerConfig) -> list[str]:
         f"a cached row = RMSNorm of {g.kv_lora_rank} elements of kv_a_proj_with_mqa, and {g.qk_rope_head_dim} others",
         f"norms: x / sqrt(mean x^2 + {config.norm_eps:g}) weight, in f32",
     ]
+    if config.attention_bias:
+        sentences.append("attention_bias: q_a_proj (where there is one), kv_a_proj_with_mqa and o_proj add one")
     for what, factor in (("q", g.mla_scale_q_lora), ("c_kv", g.mla_scale_kv_lora)):
         if factor != 1:
             sentences.append(f"{what} is multiplied by {factor!r}, sqrt(hidden_size / rank)")

@@ -7,7 +7,8 @@ independent. What is rounded (u = the unit roundoff, RMS = 0.4247 that of a roun
 
     a sum of n products    in f32, one rounding a step: RMS u32 sqrt(n) of its root sum of squares (noise.walk); where
                            the layer stores 16 bits tensor cores may sum, and truncate: noise.drift beside it
-    a weight               to the dtype the layer stores, where the file's is finer
+    a weight               to the dtype the layer stores, where the file's is finer; so is a bias, before which the sum
+                           may be stored
     a norm                 its mean, root, quotient and products in f32; once more to the stored dtype before the weight
     a rotation             the angle in its mode; cosine and sine (in f32 at best), products and sum in the stored dtype
     a stage                to the dtype of the dump; where it is not dumped, to the coarsest dtype of those that are
@@ -60,7 +61,14 @@ class Spread:
         """Squared: of out [..., o] = x [..., i] w^T, w [o, i]."""
         w2 = np.square(self.state.weights[weight])
         carried = None if errors is None else errors @ w2.T
-        return self.contracted(np.square(x) @ w2.T, carried, weight, out, x.shape[-1])
+        found = self.contracted(np.square(x) @ w2.T, carried, weight, out, x.shape[-1])
+        bias = self.state.weights.get(f"{weight}.bias")
+        if bias is None:
+            return found
+        own = coarser(self.held, self.stored[f"{weight}.bias"]) ** 2 * np.square(bias)
+        once = (RMS * max(UNIT[self.held], U32)) ** 2 * np.square(out - bias)
+        found += own + once
+        return found
 
     def contracted(self, inner: Array, carried: Array | None, weight: str, out: Array, n: int) -> Array:
         """Squared: of sums of n products with a weight: their squares add up to `inner`, their errors to `carried`."""

@@ -197,9 +197,7 @@ STAGES: dict[str, Stage] = {
         lambda s: np.einsum("thn,nl->thl", attention.softmax(s.scores())[0], s.latents, optimize=True),
     ),
     "attn": Stage("T H V", "the heads' outputs", _attn),
-    "out": Stage(
-        "T C", "o_proj of that", lambda s: s["attn"].reshape(len(s["attn"]), -1) @ s.weights["o_proj"].T
-    ),
+    "out": Stage("T C", "o_proj of that", lambda s: s.linear("attn", "o_proj")),
 }
 
 

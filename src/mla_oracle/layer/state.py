@@ -96,8 +96,10 @@ class State:
         )
 
     def linear(self, x: str, weight: str) -> Array:
-        found: Array = self[x] @ self.weights[weight].T
-        return found
+        """x [T, ...] w^T [T, o], and its bias where it has one."""
+        found: Array = self[x].reshape(len(self[x]), -1) @ self.weights[weight].T
+        bias = self.weights.get(f"{weight}.bias")
+        return found if bias is None else found + bias
 
     def rotated(self, x: Array, pairing: str, kind: str) -> Array:
         out = rotate(self.config, x, self["positions"], pairing, self.angles, self.real)

@@ -22,6 +22,9 @@ from ..checks import WIDE_FLOATS, widen
 from ..errors import InputError
 from .config import LayerConfig
 
+# What has a bias where a config has attention_bias (transformers 5.24, in all of these families): no q_proj has.
+BIASED = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+
 
 @dataclass(frozen=True, eq=False)
 class Weights:
@@ -57,6 +60,8 @@ def shapes(config: LayerConfig) -> dict[str, tuple[int, ...]]:
         "kv_b_proj": (heads * (g.qk_nope_head_dim + g.v_head_dim), latent),
         "o_proj": (hidden, heads * g.v_head_dim),
     }
+    if config.attention_bias:
+        found |= {f"{name}.bias": found[name][:1] for name in BIASED if name in found}
     if config.indexer is not None and not config.indexer.shared and g.q_lora_rank is not None:
         n, d = config.indexer.num_heads, config.indexer.head_dim
         found |= {
@@ -95,10 +100,10 @@ def check_weights(
     arrays = {name: as_array(called[name], value) for name, value in given.items()}
     for name, array in arrays.items():
         if name not in wanted:
-            raise InputError(
-                f"{called[name]} is {list(array.shape)}, expected none: a layer of this config has"
-                f" {', '.join(called[key] for key in wanted)}"
-            )
+            why = f"a layer of this config has {', '.join(called[key] for key in wanted)}"
+            if not config.attention_bias and name in [f"{of}.bias" for of in BIASED]:
+                why = "the config has no attention_bias"
+            raise InputError(f"{called[name]} is {list(array.shape)}, expected none: {why}")
     for name, shape in wanted.items():
         if name not in arrays:
             raise InputError(f"{called[name]} is missing, expected {list(shape)}")
