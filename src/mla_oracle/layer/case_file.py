@@ -2,6 +2,7 @@
 """A layer case: one safetensors file, schema mla-oracle-layer/1, that says which layer and what goes into it.
 
     tensors    hidden_states [T, C], positions [T]; past_c_kv, past_k_pe, past_index_k, past_index_gate, topk (state.py)
+               qo_indptr, past_indptr [B + 1] of several sequences (sequences.py)
     metadata   config   a config.json, its folder, or its text        weights   a file or folder (weights.py)
                layer    its number, 0 if not given                    prefix    of the weights' names in safetensors
                norm_eps, index_rope, index_hadamard, index_scores, index_kpool      as LayerConfig.from_hf_config's
@@ -26,7 +27,7 @@ from ..rawfile import json_object
 from ..tensorfile import read_tensors, write_tensors
 from .config import PAIRINGS, LayerConfig
 from .rotation import ANGLE_MODES
-from .state import INPUTS
+from .state import INPUTS, STARTS
 from .weights import Weights, read_weights
 
 
@@ -54,6 +55,8 @@ OTHERS: dict[str, Callable[[str], Any]] = {
     "angles": parse_choice(*ANGLE_MODES),
 }
 PARSERS = OF_CONFIG | OF_CHECK | OTHERS
+
+TENSORS = (*INPUTS, *STARTS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +89,8 @@ def read_layer_case(path: str | PathLike[str]) -> LayerCase:
     if metadata.get("schema") != LAYER_SCHEMA:
         raise InputError(f"{fspath(path)}: schema is {metadata.get('schema')!r}, expected {LAYER_SCHEMA!r}")
     for name in tensors:
-        if name not in INPUTS:
-            raise InputError(f"{name} does not belong to a layer case, expected {', '.join(INPUTS)}")
+        if name not in TENSORS:
+            raise InputError(f"{name} does not belong to a layer case, expected {', '.join(TENSORS)}")
     values: dict[str, Any] = {"layer": 0}
     for name, text in metadata.items():
         if name == "schema":
@@ -126,7 +129,7 @@ def write_layer_case(path: str | PathLike[str], inputs: Mapping[str, object], **
         if name not in PARSERS:
             raise InputError(f"metadata {name} does not belong to a layer case, expected {', '.join(PARSERS)}")
     for name in arrays:
-        if name not in INPUTS:
-            raise InputError(f"tensor {name} does not belong to a layer case, expected {', '.join(INPUTS)}")
+        if name not in TENSORS:
+            raise InputError(f"tensor {name} does not belong to a layer case, expected {', '.join(TENSORS)}")
     texts = {name: format_convention(value) for name, value in conventions.items()}
     write_tensors(path, arrays, {"schema": LAYER_SCHEMA, **texts})

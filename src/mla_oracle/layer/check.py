@@ -3,7 +3,7 @@
 
 Every stage is computed in f64 from the stages before it as the engine dumped them, so that an error is told where it is
 made and nowhere after. Of what was not dumped ours takes the place, and the budget allows for its roundings. A stage of
-f32 whose every number is one of a narrower format is taken to be stored in that.
+f32 whose every number is one of a narrower format is taken to be stored in that. Sequences are judged one by one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .config import LayerConfig
 from .dump import narrowest, taken
 from .judge import Judge
 from .layout import OF_ROPE, layout_of, may_part, settled_layout
+from .sequences import sequences, together
 from .spread import Spread
-from .stages import stages_of
-from .state import prepare
-from .verdict import LayerVerdict, reason
+from .stages import STAGES, stages_of
+from .verdict import Finding, LayerVerdict, merged, reason
 from .weights import Weights
 
 # What nothing else needs: looked at if dumped.
@@ -52,22 +52,55 @@ def check_stages(
     first of them in the dump is. `angles`: the mode of the angles, "any" allows for each. `numerics`: what the
     attention rounds, see numerics.resolve. A choice of tokens that is not dumped is ours. Raises InputError.
     """
-    state = prepare(config, weights, inputs, angles=angles)
-    stages = stages_of(config)
-    given = {name: taken(name, value, state) for name, value in dump.items()}
+    every = sequences(config, weights, inputs, angles=angles)
+    stages, sizes = stages_of(config), together(every)
+    batch = len(every) if len({(s.sizes.tokens, s.sizes.rows) for s in every}) == 1 else 1
+    given = {name: taken(name, value, config, sizes, batch) for name, value in dump.items()}
     if not given:
         raise InputError(f"the dump holds no stage, expected one or more of {', '.join(stages)}")
     choice("lse_base", lse_base, ("e", "2"))
     if held is None:
-        own = [array for name, array in given.items() if name not in WIDE] or [narrowest(state["hidden_states"])]
+        own = [array for name, array in given.items() if name not in WIDE]
+        own = own or [narrowest(s.state["hidden_states"]) for s in every]
         held = max((dtypes.name_of(array.dtype) for array in own), key=UNIT.__getitem__)
         held = "f32" if not any(name not in WIDE for name in given) and held == "f64" else held
     choice("held", held, WIDE_FLOATS)
-    settled = settled_layout(state, given, rope_layout)
-    spread = Spread(state, held, weights.dtypes(), {})
-    judge = Judge(state, spread, given, numerics, lse_base)
+    known: dict[str, bool] = {}
+    found, judges = [], []
+    for sequence in every:
+        part = {name: sequence.of(name, STAGES[name].axes, stage) for name, stage in given.items()}
+        judge = Judge(sequence, Spread(sequence.state, held, weights.dtypes(), {}), part, numerics, lse_base)
+        found.append(_findings(judge, known, rope_layout))
+        judges.append(judge)
+    findings = [merged(of) for of in zip(*found, strict=True)]
+    failed = [finding for finding in findings if not finding.passed]
+    first = failed[0] if failed else None
+    state = judges[0].state
+    return LayerVerdict(
+        passed=first is None,
+        reason=reason(findings, first),
+        first=None if first is None else first.stage,
+        sequence=None if first is None else first.sequence,
+        row=None if first is None else first.row,
+        position=None if first is None else first.position,
+        stages=findings,
+        missing=[name for name in stages if name not in given],
+        conventions={
+            "held": held,
+            "angles": state.angles,
+            "norm_eps": state.config.norm_eps,
+            "rope_layout": layout_of(state),
+            "numerics": judges[0].declared,
+        },
+    )
+
+
+def _findings(judge: Judge, known: dict[str, bool], rope_layout: str | None) -> list[Finding]:
+    """What is found of every stage of a sequence's dump; `known`, whether pairs are parted, is added to."""
+    state, given = judge.state, judge.given
+    settled = settled_layout(state, given, known, rope_layout)
     findings = []
-    for name in stages:
+    for name in stages_of(state.config):
         if name in LEAVES and name not in given:
             continue
         kind = OF_ROPE.get(name)
@@ -82,26 +115,11 @@ def check_stages(
                     judge.part(kind, False, name)
                     judge.judge(name)
             settled[kind] = True
+            if finding.passed:
+                known[kind] = state.parted[kind]
         if name in NORMS and not finding.passed:
             finding = judge.explained(finding)
         judge.settle(name)
         if name in given:
             findings.append(finding)
-    failed = [finding for finding in findings if not finding.passed]
-    first = failed[0] if failed else None
-    return LayerVerdict(
-        passed=first is None,
-        reason=reason(findings, first),
-        first=None if first is None else first.stage,
-        row=None if first is None else first.row,
-        position=None if first is None else first.position,
-        stages=findings,
-        missing=[name for name in stages if name not in given],
-        conventions={
-            "held": held,
-            "angles": state.angles,
-            "norm_eps": state.config.norm_eps,
-            "rope_layout": layout_of(state),
-            "numerics": judge.declared,
-        },
-    )
+    return findings

@@ -16,10 +16,10 @@ from .limits import limit
 from .spread import Spread
 
 
-def check_tokens(topk: Array, count: int) -> None:
-    """Raise InputError unless topk [T, k] holds tokens below `count`, and -1."""
+def check_tokens(topk: Array, count: int, first: int = 0) -> None:
+    """Raise InputError unless topk [T, k], whose rows begin at `first`, holds tokens below `count`, and -1."""
     for t, i in np.argwhere((topk < -1) | (topk >= count))[:1]:
-        raise InputError(f"topk[{t}, {i}] is {topk[t, i]}, expected -1 or a token below {count}")
+        raise InputError(f"topk[{t + first}, {i}] is {topk[t, i]}, expected -1 or a token below {count}")
 
 
 def differences(spread: Spread, theirs: Array, ours: Array) -> dict[int, str]:

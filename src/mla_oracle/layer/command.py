@@ -15,8 +15,8 @@ from .case_file import LayerCase, read_layer_case
 from .check import check_stages
 from .dump import shape_of
 from .meaning import meaning
+from .sequences import sequences, together
 from .stages import run, stages_of
-from .state import prepare
 from .verdict import LayerVerdict
 
 JSON = dict[str, Any]
@@ -70,13 +70,13 @@ def explain(source: str) -> JSON:
     from ..commands import describe
 
     case = read_layer_case(source)
-    state = prepare(case.config, case.weights, case.inputs, angles=case.angles)
+    sizes = together(sequences(case.config, case.weights, case.inputs, angles=case.angles))
     return {
         "case": case.name,
         "kind": "layer",
         "tensors": describe(case.inputs),
         "weights": describe(dict(case.weights.arrays)),
         "conventions": case.conventions,
-        "results": {name: list(shape_of(state, name)) for name in stages_of(case.config)},
+        "results": {name: list(shape_of(case.config, sizes, name)) for name in stages_of(case.config)},
         "meaning": meaning(case),
     }

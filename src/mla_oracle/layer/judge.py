@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The judge of one stage of a dump: its truth from the stages before it, its limit, and what is found of it.
 
-    judge = Judge(state, spread, given, numerics, lse_base)
+    judge = Judge(sequence, spread, given, numerics, lse_base)
     finding = judge.judge("q_a")          our own value is then in the state
     judge.settle("q_a")                   and now what the engine dumped, or ours with its errors
 
@@ -24,9 +24,9 @@ from .choice import check_tokens, differences
 from .indexer import selected
 from .layout import OF_ROPE
 from .limits import Limit, attention_limit, limit
+from .sequences import Sequence
 from .spread import Spread
 from .stages import STAGES
-from .state import State
 from .verdict import Finding
 
 ATTENTION = ("lse", "o_lat", "attn")
@@ -36,10 +36,13 @@ LN2 = float(np.log(2))
 
 
 class Judge:
-    """Of one layer and one dump; `given` are its stages in the dtypes that hold them."""
+    """Of one sequence of a layer and its part of a dump; `given` are its stages in the dtypes that hold them."""
 
-    def __init__(self, state: State, spread: Spread, given: Mapping[str, Array], numerics: Any, lse_base: str) -> None:
-        self.state, self.spread, self.given, self.numerics = state, spread, given, numerics
+    def __init__(
+        self, sequence: Sequence, spread: Spread, given: Mapping[str, Array], numerics: Any, lse_base: str
+    ) -> None:
+        self.sequence, self.state = sequence, sequence.state
+        self.spread, self.given, self.numerics = spread, given, numerics
         self.unit = 1.0 if lse_base == "e" else 1 / LN2
         self.declared: str | None = None
 
@@ -138,7 +141,8 @@ class Judge:
         head = tuple(int(i) for i in np.unravel_index(int(units[row].argmax()), units[row].shape))
         index = (row, *head, int(z[head].argmax()))
         allowed = float(limits.scale[index] * limits.largest[index[:-1]])
-        shown = list(index[:-1] if name == "lse" else index)
+        first = self._first(name)
+        shown = [row + first, *(index[1:-1] if name == "lse" else index[1:])]
         values = {"actual": float(actual[index]), "expected": float(truth[index]), "allowed": float(f"{allowed:.3g}")}
         largest = float(f"{of_rows.max(initial=0):.3g}")
         said = (
@@ -148,7 +152,7 @@ class Judge:
         position = self._position(name, row) if over.size else None
         return Finding(
             name, not over.size, dtype, largest, int(over.size), len(of_rows), said if over.size else "",
-            row if over.size else None, position, {"index": shown, **values},
+            row + first if over.size else None, position, {"index": shown, **values}, self.sequence.number,
         )  # fmt: skip
 
     def _position(self, name: str, row: int) -> int | None:
@@ -157,22 +161,32 @@ class Judge:
         first = len(self.state["past_c_kv"]) if STAGES[name].axes.split()[0] in ("N", "keys") else 0
         return int(self.state["positions"][row - first]) if row >= first else None
 
+    def _first(self, name: str) -> int:
+        """Where the sequence's part of a stage begins."""
+        return self.sequence.first[STAGES[name].axes.split()[0]]
+
     def _where(self, name: str, row: int) -> str:
-        position = self._position(name, row)
+        position, shown = self._position(name, row), row + self._first(name)
+        of = f" of sequence {self.sequence.number}" if self.sequence.among > 1 else ""
         if position is None:
-            return f"in row {row}, which was cached before" if name != "index_keys" else f"in key {row}"
+            return f"in row {shown}{of}, which was cached before" if name != "index_keys" else f"in key {shown}{of}"
         axis = STAGES[name].axes.split()[0]
-        return f"at query {row}, position {position}" if axis == "T" else f"in row {row}, position {position}"
+        return f"{'at query' if axis == 'T' else 'in row'} {shown}, position {position}{of}"
 
     def _choice(self, ours: Array) -> Finding:
         topk = self.given["topk"]
         seen = self.state.seen
-        check_tokens(topk, seen.shape[1])
+        first = self._first("topk")
+        check_tokens(topk, seen.shape[1], first)
         wrong = differences(self.spread, topk, ours)
         if (selected(topk, seen.shape[1]) & seen).any(axis=1).all():  # else a query would attend to nothing
             self.state.values["topk"] = topk
         if not wrong:
-            return Finding("topk", True, "i64", 0.0, 0, len(ours))
+            return Finding("topk", True, "i64", 0.0, 0, len(ours), sequence=self.sequence.number)
         row = min(wrong)
         said = f"{wrong[row]}, {self._where('topk', row)} ({len(wrong)} of {len(ours)} rows)"
-        return Finding("topk", False, "i64", np.inf, len(wrong), len(ours), said, row, self._position("topk", row))
+        position = self._position("topk", row)
+        return Finding(
+            "topk", False, "i64", np.inf, len(wrong), len(ours), said, row + first, position,
+            sequence=self.sequence.number,
+        )  # fmt: skip

@@ -20,20 +20,28 @@ from .state import State
 OF_ROPE = {"q_pe": "rope", "k_pe": "rope", "kv_cache": "rope", "index_q": "index_rope", "index_k": "index_rope"}
 
 
-def settled_layout(state: State, given: Mapping[str, Array], rope_layout: str | None) -> dict[str, bool]:
-    """Whether it is known how rotated rows are stored. Raises InputError where rows are cached and nothing tells."""
+def settled_layout(
+    state: State, given: Mapping[str, Array], known: Mapping[str, bool], rope_layout: str | None
+) -> dict[str, bool]:
+    """Whether it is known how rotated rows are stored; `known` is what another sequence told of them.
+
+    Raises InputError where rows are cached and nothing tells.
+    """
     if rope_layout is not None:
         choice("rope_layout", rope_layout, PAIRINGS)
         state.parted |= dict.fromkeys(state.parted, rope_layout == "neox")
         return dict.fromkeys(state.parted, True)
+    state.parted |= known
     for kind, past in (("rope", "past_k_pe"), ("index_rope", "past_index_k")):
         tell = [name for name in stages_of(state.config) if OF_ROPE.get(name) == kind]
-        if tell and may_part(state, tell[0]) and len(state[past]) and given.keys().isdisjoint(tell):
+        if kind in known or not tell or not may_part(state, tell[0]):
+            continue
+        if len(state[past]) and given.keys().isdisjoint(tell):
             raise InputError(
                 f"rope_layout is not given, expected interleaved or neox: {past} is rotated and the dump, which might"
                 f" tell, holds none of {', '.join(tell)}"
             )
-    return dict.fromkeys(state.parted, False)
+    return {kind: kind in known for kind in state.parted}
 
 
 def may_part(state: State, name: str) -> bool:

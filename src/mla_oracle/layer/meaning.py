@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from .case_file import LayerCase
 from .config import Indexer, LayerConfig
+from .sequences import sequences
 from .stages import stages_of
 
 ANGLES = {
@@ -109,9 +110,14 @@ def _attention(config: LayerConfig) -> list[str]:
 
 
 def _tokens(case: LayerCase) -> list[str]:
-    tokens = len(case.inputs["hidden_states"]) if "hidden_states" in case.inputs else 0
-    cached = len(case.inputs["past_c_kv"]) if "past_c_kv" in case.inputs else 0
-    return [f"{cached} rows were cached before; query t of {tokens} sees rows 0 to {cached} + t"]
+    every = sequences(case.config, case.weights, case.inputs, angles=case.angles)
+    said = []
+    for s in every:
+        cached, who = s.sizes.rows - s.sizes.tokens, f"sequence {s.number}: " if s.among > 1 else ""
+        said.append(f"{who}{cached} rows were cached before; query t of {s.sizes.tokens} sees rows 0 to {cached} + t")
+    if len(every) > 1:
+        said.append("columns of scores, and tokens chosen, are those of the query's own sequence")
+    return said
 
 
 def _judgement(case: LayerCase) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One attention layer, stage by stage: hidden states [T, C] of one sequence's last T tokens -> its output [T, C].
+"""One attention layer, stage by stage: hidden states [T, C] of a sequence's last T tokens -> its output [T, C].
 
     values = run(config, weights, inputs)              every stage in f64; precision="f32", form="absorbed", ...
     values["c_kv"], values["out"]                      the names and axes are those of STAGES
@@ -29,7 +29,8 @@ from ..checks import choice
 from ..dense import absorb_query
 from . import attention, indexer
 from .config import PAIRINGS, LayerConfig
-from .state import State, pooled, prepare
+from .sequences import joined, sequences
+from .state import State, pooled
 from .weights import Weights
 
 
@@ -221,12 +222,17 @@ def run(
 
     `inputs`: hidden_states [T, C] and positions [T]; past_c_kv [S, L] and past_k_pe [S, R] where rows were cached
     before, with an indexer past_index_k [S, d] and with pooled keys past_index_gate [S, d]; topk [T, k] of a shared
-    layer. `form` naive or absorbed, `angles` and `backend` as in rope and in dense. `rope_layout` neox: rotated rows
-    have their pairs parted, as past_k_pe then has. Raises InputError.
+    layer; qo_indptr [B + 1] and past_indptr [B + 1] of several sequences (sequences.py). `form` naive or absorbed,
+    `angles` and `backend` as in rope and in dense. `rope_layout` neox: rotated rows have their pairs parted, as
+    past_k_pe then has. Raises InputError.
     """
-    state = prepare(config, weights, inputs, precision=precision, form=form, angles=angles, backend=backend)
-    state.parted["rope"] = rope_layout is not None and choice("rope_layout", rope_layout, PAIRINGS) == "neox"
-    found: dict[str, Array] = {}
-    for name, stage in stages_of(config).items():
-        state.values[name] = found[name] = stage.compute(state)
-    return found
+    how = {"precision": precision, "form": form, "angles": angles, "backend": backend}
+    parted = rope_layout is not None and choice("rope_layout", rope_layout, PAIRINGS) == "neox"
+    found: dict[str, list[Array]] = {name: [] for name in stages_of(config)}
+    for sequence in sequences(config, weights, inputs, **how):
+        state = sequence.state
+        state.parted["rope"] = parted
+        for name, parts in found.items():
+            state.values[name] = STAGES[name].compute(state)
+            parts.append(state.values[name])
+    return {name: joined(name, STAGES[name].axes, parts) for name, parts in found.items()}

@@ -32,6 +32,8 @@ INPUTS = {
     "past_index_gate": "S d",  # with pooled keys
     "topk": "T k",  # of a shared layer: what the last full layer chose
 }
+# Where there are several sequences (sequences.py): their tokens, and their cached rows.
+STARTS = ("qo_indptr", "past_indptr")
 
 
 @dataclass

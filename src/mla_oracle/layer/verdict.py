@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was measured of one stage. `worst` is the element that decides; `row` the first query over the budget."""
+    """What was measured of one stage, whose rows are the dump's and whose position is the sequence's.
+
+    `worst` is the element that decides; `row` the first query over the budget.
+    """
 
     stage: str
     passed: bool
@@ -21,6 +25,7 @@ class Finding:
     row: int | None = None
     position: int | None = None
     worst: dict[str, Any] = field(default_factory=dict)
+    sequence: int = 0  # of which these are
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class LayerVerdict:
     passed: bool
     reason: str
     first: str | None
+    sequence: int | None
     row: int | None
     position: int | None
     stages: list[Finding]
@@ -41,6 +47,15 @@ class LayerVerdict:
         for finding in fields["stages"]:
             finding["verdict"] = "pass" if finding.pop("passed") else "fail"
         return {"verdict": "pass" if fields.pop("passed") else "fail", **fields}
+
+
+def merged(found: Sequence[Finding]) -> Finding:
+    """One finding of a stage, of those of every sequence: the first that fails, else the nearest to its budget."""
+    failed = [finding for finding in found if not finding.passed]
+    told = failed[0] if failed else max(found, key=lambda finding: finding.units or 0.0)
+    units = max(finding.units or 0.0 for finding in found)
+    over, rows = (sum(getattr(finding, name) for finding in found) for name in ("rows_over", "rows"))
+    return replace(told, units=units, rows_over=over, rows=rows)
 
 
 def reason(findings: list[Finding], first: Finding | None) -> str:
