@@ -105,6 +105,7 @@ def first(value):
         ("flashinfer-trtllm", {"bmm1_scale": np.ones(1, np.float32)}, "bmm1_scale is a ndarray, expected a number"),
         ("flashinfer-trtllm", {"kv_lora_rank": 448}, "kv_lora_rank is 448 and qk_rope_head_dim 64, expected 576 together"),
         ("flashinfer-trtllm", {"backend": "cute-dsl"}, "backend is 'cute-dsl', expected auto or trtllm-gen"),
+        ("flashinfer-trtllm", {"uses_shared_paged_kv_idx": False}, "block_tables has 2 axes, expected 3 as uses_shared_paged_kv_idx says"),
         ("flashinfer-trtllm", {"sparse_mla_top_k": 64}, "sparse_mla_top_k is 64, expected 0: flashinfer-trtllm has no other"),
         ("flashinfer-trtllm", {"query": lambda q: q[:, 0]}, "cum_seq_lens_q and query disagree"),
         ("flashinfer-cute-dsl", {"sinks": np.zeros(4, np.float32), "cute_dsl_impl": "monolithic"}, "sinks are given, expected none with cute_dsl_impl 'monolithic'"),
