@@ -139,7 +139,7 @@ def attend(
 
 def backend_of(problem: Problem, backend: str, isa: str | None = None) -> str:
     """Who computes a problem. Raises InputError, UnsupportedError for what "fast" does not."""
-    used = choose(backend, multiply_adds(problem), isa)
+    used = choose(backend, multiply_adds(problem) if backend == "auto" else 0, isa)
     if used != "fast":
         return used
     biased = problem.bias is not None and any(bias_at(problem, b, one).any() for b, one in enumerate(problem.seen))
@@ -152,7 +152,7 @@ def backend_of(problem: Problem, backend: str, isa: str | None = None) -> str:
 def multiply_adds(problem: Problem) -> int:
     """How large a problem is, for `backends.choose`."""
     _, H, D = problem.stored_q.shape
-    pairs: int = H * sum(len(one.slot) for one in problem.seen.runs)
+    pairs: int = H * sum(len(one.slot) for one in problem.seen)
     width: int = D + problem.value.stop - problem.value.start
     return pairs * width
 

@@ -7,7 +7,6 @@ numbers, each once. A sink is one more term of a finished sum, so it is added to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from .caches import Cache
 from .checks import number_type
 from .fast import listed
 from .packings import Places, Region, places_of
-from .visible import Seen
 
 if TYPE_CHECKING:
     from .canonical import Problem
@@ -74,16 +72,13 @@ def attend(problem: Problem, *, threads: int | None = None, isa: str | None = No
 
 def rows_of(problem: Problem, head: int) -> Rows:
     """Where the keys of every query lie."""
-    seen = problem.seen.runs
     caches = [cache for cache in (problem.main, problem.extra) if cache is not None]
     places = [places_of(cache, head) for cache in caches]
     if places[0] is None or any(not _alike(places[0], other) for other in places[1:]):
-        return _numbers(caches, seen, head)
-    at = _lists(seen, lambda s, slots: places[s].rows(slots))  # type: ignore[union-attr]
-    apart = None
-    if places[0].elsewhere is not None:
-        apart = _lists(seen, lambda s, slots: places[s].apart(slots))[0]  # type: ignore[union-attr]
-    return Rows(at[0], apart, at[1], places[0], caches)
+        return _numbers(problem, caches, head)
+    found = problem.seen.lists([one.regions() for one in places if one is not None])
+    apart = found.at[1] if len(found.at) > 1 else None
+    return Rows(found.at[0], apart, found.counts.astype(np.int32), places[0], caches)
 
 
 def _alike(a: Places, b: Places | None) -> bool:
@@ -101,40 +96,20 @@ def _same(a: Any, b: Any) -> bool:
     return np.array_equal(a, b, equal_nan=isinstance(a, np.ndarray) and a.dtype.kind == "f")
 
 
-def _numbers(caches: list[Cache], seen: list[Seen], head: int) -> Rows:
+def _numbers(problem: Problem, caches: list[Cache], head: int) -> Rows:
     """Of caches that are read as numbers: each row that is seen, once."""
-    slots = [np.unique(np.concatenate([s.slot[s.source == i] for s in seen])) for i in range(len(caches))]
-    read = [cache.read(used)[head] for cache, used in zip(caches, slots, strict=True)]
+    found = problem.seen.lists([np.array([[0, cache.block_size, 1]]) for cache in caches])
+    at, entry = found.at[0], np.arange(found.at.shape[2])
+    extra = entry >= found.main[:, None]
+    read = []
+    for cache, mine in zip(caches, (~extra, extra & (entry < found.counts[:, None])), strict=False):
+        slots, which = np.unique(at[mine], return_inverse=True)
+        rows = cache.read(slots)[head]
+        at[mine] = rows.ctypes.data + which * rows.strides[0]
+        read.append(rows)
     dtype = dtypes.STORED.index(dtypes.name_of(read[0].dtype))
-    regions = [Region(rows.ctypes.data, rows.strides[0], 0) for rows in read]
-    places = [Places(region, read[0].strides[0], 1, dtype=dtype) for region in regions]
-    at, counts = _lists(seen, lambda s, wanted: places[s].rows(np.searchsorted(slots[s], wanted)))
-    return Rows(at, None, counts, places[0], read)
-
-
-def _lists(seen: list[Seen], place: Callable[[int, Array], Any]) -> tuple[Array, Array]:
-    """([N, K] i64, counts [N] i32): what `place` makes of the slots of each source, query after query."""
-    counts = _joined([one.starts[1:] - one.starts[:-1] for one in seen])
-    at, K = _joined([_placed(one, place) for one in seen]), int(counts.max(initial=0))
-    if (counts == K).all():
-        return at.reshape(len(counts), K), counts.astype(np.int32)
-    found = np.zeros((len(counts), K), np.int64)
-    found[np.arange(K) < counts[:, None]] = at
-    return found, counts.astype(np.int32)
-
-
-def _joined(parts: list[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
-
-
-def _placed(seen: Seen, place: Callable[[int, Array], Any]) -> Array:
-    extra = seen.source.astype(bool)
-    if not extra.any():
-        return np.asarray(place(0, seen.slot))
-    at = np.empty(len(seen.slot), np.int64)
-    for s, mine in enumerate((~extra, extra)):
-        at[mine] = place(s, seen.slot[mine])
-    return at
+    places = Places(Region(0, 0, 0), read[0].strides[0], dtype=dtype)
+    return Rows(at, None, found.counts.astype(np.int32), places, read)
 
 
 def finish(problem: Problem, out: Array, lse: Array, sinks_in_lse: bool) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the fast tier finds the rows of a cache, and how it reads them: addresses, and a Packing for packed rows.
 
-    places = places_of(cache)               None: this cache is read by caches.Cache.read alone
-    places.rows(slots), places.apart(slots)     [n] i64 addresses; slot = block * block_size + offset
+    places = places_of(cache, head)         None: this cache is read by caches.Cache.read alone
+    places.regions()                        where the row at an offset of a block lies
 
 A format that is named here is read as it is used, by the same rule and to the same bits as mla_oracle.formats reads it.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,20 +30,12 @@ RULES = {"f32": 0, "f32_bf16": 0, "bf16": 1, "exponent": 2}
 BF16_READERS = ("f32_bf16", "bf16", "exponent", "exp2", "guarded", "shift", "f16_bf16")
 
 
-@dataclass(frozen=True)
-class Region:
-    """Rows of one kind, a row a slot: at `start` + block * `block` + offset * `row`."""
+class Region(NamedTuple):
+    """Rows of one kind: the row at `offset` of a block is at `start` + block * `block` + offset * `row`."""
 
     start: int
     block: int
     row: int
-
-    def at(self, slots: Array, block_size: int) -> Array:
-        addresses: Array = slots * self.row
-        addresses += self.start
-        if self.block != block_size * self.row:
-            addresses += slots // block_size * (self.block - block_size * self.row)
-        return addresses
 
 
 @dataclass(frozen=True)
@@ -52,18 +44,15 @@ class Places:
 
     region: Region
     row_bytes: int
-    block_size: int
     elsewhere: Region | None = None
     dtype: int = STORED_BF16  # of dense rows, reference._common.Stored
     packing: Packing | None = None
     factor: float = 1.0
     held: object = None  # what `elsewhere` is a region of, if not of the cache
 
-    def rows(self, slots: Array) -> Array:
-        return self.region.at(slots, self.block_size)
-
-    def apart(self, slots: Array) -> Array | None:
-        return None if self.elsewhere is None else self.elsewhere.at(slots, self.block_size)
+    def regions(self) -> Array:
+        """[1 or 2, 3] i64: of the rows, and of what lies elsewhere."""
+        return np.array([self.region] if self.elsewhere is None else [self.region, self.elsewhere])
 
 
 def places_of(cache: Cache, head: int) -> Places | None:
@@ -87,7 +76,7 @@ def _dense(cache: Cache, head: int) -> Places | None:
         return None
     kind = dtypes.STORED.index(kinds.pop())
     elsewhere = _region(parts[1]) if len(parts) > 1 else None
-    return Places(_region(parts[0]), parts[0].shape[2] * parts[0].itemsize, cache.block_size, elsewhere, kind)
+    return Places(_region(parts[0]), parts[0].shape[2] * parts[0].itemsize, elsewhere, kind)
 
 
 def _per_tensor(form: PerTensor, cache: Cache, reader: str) -> Places | None:
@@ -115,7 +104,7 @@ def _per_tensor(form: PerTensor, cache: Cache, reader: str) -> Places | None:
     )
     folded = float(scale) if reader == "fold" else 1.0
     elsewhere = None if split is None else _region(split)
-    return Places(_region(rows), rows.shape[2], cache.block_size, elsewhere, packing=packing, factor=folded)
+    return Places(_region(rows), rows.shape[2], elsewhere, packing=packing, factor=folded)
 
 
 def _grouped(form: FlashInferGrouped, cache: Cache, reader: str) -> Places | None:
@@ -143,7 +132,7 @@ def _grouped(form: FlashInferGrouped, cache: Cache, reader: str) -> Places | Non
         rest_numbers=table(form.element),
         rest_factor=_factor(kpe, "bf16"),
     )
-    return Places(_region(rows), 512, cache.block_size, _region(beside), packing=packing, held=beside)
+    return Places(_region(rows), 512, _region(beside), packing=packing, held=beside)
 
 
 def _factor(scale: Array, reader: str) -> float:
@@ -300,7 +289,7 @@ _PACKED: dict[str, Callable[[Cache, str], Places | None]] = {
 
 def _alone(cache: Cache, packing: Packing, elsewhere: Region | None = None) -> Places:
     rows = _rows(cache)
-    return Places(_region(rows), rows.shape[2], cache.block_size, elsewhere, packing=packing)
+    return Places(_region(rows), rows.shape[2], elsewhere, packing=packing)
 
 
 def _paged(cache: Cache, packing: Packing, data: int, scales: int) -> Places:
@@ -309,7 +298,7 @@ def _paged(cache: Cache, packing: Packing, data: int, scales: int) -> Places:
     pages, rows = pages_of("kv_cache", cache.tensors["kv_cache"], cache.block_size, data + scales)
     start, step = pages.ctypes.data, pages.strides[0]
     elsewhere = Region(start + rows * data, step, scales)
-    return Places(Region(start, step, data), data, cache.block_size, elsewhere, packing=packing)
+    return Places(Region(start, step, data), data, elsewhere, packing=packing)
 
 
 def _rounding(reader: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@
     found = visible(case, queries, bias, main, extra)
     for b, seen in enumerate(found):
         seen.slot[seen.starts[t] : seen.starts[t + 1]]      the keys of query t of request b, first to last
-    found.runs                                              the same, of many requests in one
+    found.lists([places]).at[0]                             where the keys of all queries lie, a line each
 
 By position a key is a token of the request and lies where block_table says; by slot it lies at its index. Position p
 of n is seen from i = n - T + t, the position of query t of T, if all of these say so:
@@ -20,19 +20,19 @@ Keys of the extra cache follow the main ones; length and selection alone decide 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import Array
+from .arrays import Array, aligned
 from .caches import Cache
 from .cases import PagedCase
 from .checks import choice, widen
 from .errors import InputError
 from .geometry import check_integer
 from .queries import Queries
+
+NO_LENGTH, NO_TABLE, NO_KEPT = np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.uint8)
 
 
 class Seen(NamedTuple):
@@ -55,8 +55,18 @@ class Paging(NamedTuple):
     length: Array | None  # [N]
 
 
+class Lists(NamedTuple):
+    """The keys of N queries, a line each: the first main[n] of line n are in the main cache, up to counts[n] in the
+    extra one."""
+
+    at: Array  # [m, N, K] i64: where each key lies, in the m ways that were asked for
+    positions: Array  # [N, K] i64, [0, 0] where they were not asked for
+    main: Array  # [N] i64
+    counts: Array  # [N] i64
+
+
 class Visible:
-    """The keys of every query of a case, request after request; `runs` lists them with many requests in one."""
+    """The keys of every query of a case: of request after request, or all at once."""
 
     def __init__(
         self,
@@ -70,79 +80,127 @@ class Visible:
 
     def __iter__(self) -> Iterator[Seen]:
         """The keys of each request in turn. Raises InputError for an index, a block id or a bias."""
-        for requests, seen in self._runs():
-            rows = self.queries.starts[requests.start : requests.stop + 1]
-            for first, last in pairwise(rows - rows[0]):
-                starts = seen.starts[first : last + 1]
-                keys = slice(starts[0], starts[-1])
-                yield Seen(starts - starts[0], seen.source[keys], seen.position[keys], seen.slot[keys])
+        slot = [np.array([[0, paging.cache.block_size, 1]]) for paging in self.pagings]
+        for b in range(len(self.queries.starts) - 1):
+            found = self._lists(b, b + 1, slot, True)
+            entry = np.arange(found.at.shape[2])
+            live = entry < found.counts[:, None]
+            source = (entry >= found.main[:, None]).astype(np.int64)
+            starts = np.concatenate([[0], found.counts.cumsum()])
+            yield Seen(starts, source[live], found.positions[live], found.at[0][live])
 
-    @cached_property
-    def runs(self) -> list[Seen]:
-        """The keys of all queries: of all requests at once where there is a selection. Raises InputError."""
-        return [seen for _, seen in self._runs()]
+    def lists(self, places: list[Array]) -> Lists:
+        """The keys of all queries, each at start + block * [1] + offset in the block * [2] for each of the m lines of
+        its cache's places [m, 3]. Raises InputError."""
+        return self._lists(0, len(self.queries.starts) - 1, places, False)
 
-    def _runs(self) -> Iterator[tuple[range, Seen]]:
-        B = len(self.queries.starts) - 1
-        at_once = max(1, B) if self.pagings[0].indices is not None and self.bias is None else 1
-        for b in range(0, B, at_once):
-            yield range(b, b + at_once), self._of(range(b, b + at_once))
-
-    def _of(self, requests: range) -> Seen:
-        """The keys of some requests; of one, where there is no selection."""
-        starts = self.queries.starts[requests.start : requests.stop + 1]
-        first, last = int(starts[0]), int(starts[-1])
-        request = np.repeat(np.arange(requests.start, requests.stop), np.diff(starts))  # [n]
-        places, kept = [], []
-        for paging in self.pagings:
-            place, live = self._selected(paging, request, first, last)  # [n, K] each
-            if not paging.prefix and paging.lens is not None:
-                if self.case.causal or self.window[:2] != (None, None):
-                    at = paging.lens[request] - self.queries.starts[request + 1] + np.arange(first, last)
-                    live &= in_window(place, at, self.case.causal, self.window)
-                if self.bias is not None:
-                    live = _biased(self.case, self.queries, self.bias[first:last], first, place, live)
-            places.append(place)
-            kept.append(live)
-        if len(places) == 1 and kept[0].all():
-            (n, K), position = places[0].shape, places[0].reshape(-1)
-            if self.pagings[0].indices is None:
-                slot = np.broadcast_to(_first_slots(self.pagings[0], requests.start, K), (n, K)).reshape(-1)
-            else:
-                slot = _slots(self.pagings[0], np.repeat(request, K), position)
-            return Seen(np.arange(n + 1) * K, np.zeros(n * K, np.int64), position, slot)
-        live, place = np.concatenate(kept, axis=1), np.concatenate(places, axis=1)
-        counts = np.count_nonzero(live, axis=1)
-        source = np.broadcast_to(np.repeat([0, 1][: len(places)], [p.shape[1] for p in places]), live.shape)[live]
-        position, owner = place[live], np.repeat(request, counts)
-        slot = np.empty_like(position)
+    def _lists(self, first: int, last: int, places: list[Array], positions: bool) -> Lists:
+        """Of requests first .. last - 1."""
+        starts = self.queries.starts[first : last + 1]
+        request = np.repeat(np.arange(first, last), starts[1:] - starts[:-1])  # [n]
+        rows = slice(int(starts[0]), int(starts[-1]))
+        limits = [self._limits(paging, request, rows) for paging in self.pagings]  # [n, 4]
+        indices = [paging.indices if paging.indices is None else paging.indices[rows] for paging in self.pagings]
+        widths = zip(indices, limits, strict=True)
+        K = sum(_most(limit, self.window[2]) if one is None else one.shape[1] for one, limit in widths)
+        n = len(request)
+        found = Lists(
+            np.empty((len(places[0]), n, K), np.int64),
+            np.empty((n, K) if positions or self.bias is not None else (0, 0), np.int64),
+            np.empty(n, np.int64),
+            np.zeros(n, np.int64),
+        )
         for s, paging in enumerate(self.pagings):
-            mine = source == s
-            slot[mine] = _slots(paging, owner[mine], position[mine])
-        return Seen(np.concatenate([[0], counts.cumsum()]), source, position, slot)
+            self._walk(paging, request, rows, indices[s], limits[s], places[s], found)
+            if s == 0:
+                found.main[:] = found.counts
+        if self.bias is not None:
+            self._check_bias(rows, found)
+        return found
 
-    def _selected(self, paging: Paging, request: Array, first: int, last: int) -> tuple[Array, Array]:
-        """(positions or slots [n, K] i64, which of them the selection means [n, K]) of the requests of n queries."""
-        cache, lens = paging.cache, paging.lens
-        if paging.indices is None:
-            tokens = int(lens[request[0]]) if lens is not None and len(request) else 0
-            place = np.broadcast_to(np.arange(tokens), (last - first, tokens))
-            return place, np.ones(place.shape, bool)
-        capacity = np.full((1, 1), cache.num_blocks * cache.block_size) if lens is None else lens[request][:, None]
-        place = paging.indices[first:last].astype(np.int64)
-        live = place >= 0
-        if paging.length is not None:
-            live &= np.arange(place.shape[1]) < paging.length[first:last, None]
-        inside = place < capacity
-        live, outside = live & inside, live & ~inside
-        if self.case.topk_outside == "error" and outside.any():
-            for t, k in np.argwhere(outside)[:1]:
-                limit = f"{paging.prefix}seq_lens[{request[t]}]"
-                limit = f"the rows of {paging.prefix}kv_cache" if lens is None else limit
-                index = f"{paging.prefix}topk_indices[{self.queries.place(first + t)}, {k}]"
-                most = np.broadcast_to(capacity, place.shape)[t, k]
-                raise InputError(f"{index} is {place[t, k]}, expected below {most}, {limit}")
-        return place, live
+    def _walk(
+        self,
+        paging: Paging,
+        request: Array,
+        rows: slice,
+        indices: Array | None,
+        limits: Array,
+        places: Array,
+        found: Lists,
+    ) -> None:
+        """Add the keys in one cache to each line of `found`."""
+        from ._keys import walk
+
+        cache, main = paging.cache, not paging.prefix
+        kept = NO_KEPT
+        if main and self.bias is not None:
+            kept = (self.bias[rows] != -np.inf).any(axis=1).view(np.uint8)  # [n, columns]
+        t, k, column = walk(
+            np.empty((len(request), 0), np.int32) if indices is None else indices,
+            indices is not None,
+            NO_LENGTH if paging.length is None else paging.length[rows],
+            limits,
+            self.window[2] if main else 0,
+            kept,
+            self.case.topk_outside == "skip",
+            request,
+            NO_TABLE if paging.table is None else paging.table,
+            cache.num_blocks,
+            cache.block_size,
+            places,
+            found.counts,
+            found.at,
+            found.positions,
+        )
+        if t < 0:
+            return
+        position, b = k if indices is None else indices[t, k], request[t]
+        if column < 0:
+            limit = f"the rows of {paging.prefix}kv_cache" if paging.lens is None else f"{paging.prefix}seq_lens[{b}]"
+            index = f"{paging.prefix}topk_indices[{self.queries.place(rows.start + t)}, {k}]"
+            raise InputError(f"{index} is {position}, expected below {limits[t, 0]}, {limit}")
+        assert paging.table is not None
+        raise InputError(
+            f"{paging.prefix}block_table[{b}, {column}] is {paging.table[b, column]}, expected 0 to"
+            f" {cache.num_blocks - 1}: request {b} sees token {position}, and {paging.prefix}kv_cache has"
+            f" {cache.num_blocks} blocks"
+        )
+
+    def _limits(self, paging: Paging, request: Array, rows: slice) -> Array:
+        """[n, 4] i64: how many tokens or slots there are, the window's first and last, the last by causality."""
+        limits = np.empty((len(request), 4), np.int64)
+        rows_of_cache = paging.cache.num_blocks * paging.cache.block_size
+        limits[:, 0] = rows_of_cache if paging.lens is None else paging.lens[request]
+        limits[:, 1], limits[:, 2:] = 0, limits[:, :1]
+        left, right, _ = self.window
+        if paging.prefix or paging.lens is None or (left is None and right is None and not self.case.causal):
+            return limits
+        at = limits[:, 0] - self.queries.starts[request + 1] + np.arange(rows.start, rows.stop)
+        if left is not None:
+            limits[:, 1] = at - left
+        if right is not None:
+            limits[:, 2] = at + right
+        if self.case.causal:
+            limits[:, 3] = at
+        return limits
+
+    def _check_bias(self, rows: slice, found: Lists) -> None:
+        assert self.bias is not None
+        per_head = self.case.bias is not None and self.case.bias.ndim == len(self.queries.axes.split()) + 2
+        for t, row in enumerate(range(rows.start, rows.stop)):
+            position = found.positions[t, : found.main[t]]
+            values = widen(self.bias[row][:, position], np.float64)  # [H or 1, main]
+            for h, k in np.argwhere(~(values < np.inf))[:1]:
+                index = f"bias[{self.queries.place(row)}, {f'{h}, ' if per_head else ''}{position[k]}]"
+                raise InputError(f"{index} is {values[h, k]}, expected a finite number or -inf")
+
+
+def _most(limits: Array, window_first: int) -> int:
+    """The most keys that a query sees of all positions, by limits [n, 4]."""
+    tokens, low, high, last = limits.T
+    end = np.minimum(tokens, last + 1)
+    windowed = np.minimum(end, window_first) + np.maximum(0, np.minimum(end, high + 1) - np.maximum(0, low))
+    return int(np.minimum(end, windowed).max(initial=0))
 
 
 def visible(case: PagedCase, queries: Queries, bias: Array | None, main: Cache, extra: Cache | None) -> Visible:
@@ -193,7 +251,7 @@ def _paging(case: PagedCase, queries: Queries, prefix: str, cache: Cache) -> Pag
             raise InputError(f"{name} is {said} with topk_by {case.topk_by!r}")
     axes = queries.bound()
     if not by_slot:
-        table = np.ascontiguousarray(axes.take(f"{prefix}block_table", table, "B max_blocks", ("i32",)))
+        table = aligned(axes.take(f"{prefix}block_table", table, "B max_blocks", ("i32",)))
         lens = axes.take(f"{prefix}seq_lens", lens, "B", ("i32",)).astype(np.int64)
         max_blocks, block_size = axes["max_blocks"], cache.block_size
         for b in np.flatnonzero((lens < 0) | (lens > max_blocks * block_size))[:1]:
@@ -207,7 +265,7 @@ def _paging(case: PagedCase, queries: Queries, prefix: str, cache: Cache) -> Pag
         if length is not None:
             raise InputError("topk_length is given, expected None without topk_indices")
         return Paging(prefix, cache, table, lens, None, None)
-    indices = axes.take(f"{prefix}topk_indices", indices, f"{queries.axes} K", ("i32", "i64"))
+    indices = aligned(axes.take(f"{prefix}topk_indices", indices, f"{queries.axes} K", ("i32", "i64")))
     if length is None:
         return Paging(prefix, cache, table, lens, queries.flat(indices), None)
     of_request = queries.axes == "B T" and length.ndim == 1
@@ -215,67 +273,5 @@ def _paging(case: PagedCase, queries: Queries, prefix: str, cache: Cache) -> Pag
     for index in np.argwhere((length < 0) | (length > axes["K"]))[:1]:
         found = f"{prefix}topk_length[{', '.join(map(str, index))}] is {length[tuple(index)]}"
         raise InputError(f"{found}, expected 0 to {axes['K']}, the entries of {prefix}topk_indices")
-    of_row = np.repeat(length, axes["T"]) if of_request else length.reshape(-1)
+    of_row = np.repeat(length, axes["T"]) if of_request else aligned(length.reshape(-1))
     return Paging(prefix, cache, table, lens, queries.flat(indices), of_row)
-
-
-def in_window(place: Array, at: Array, causal: bool, window: tuple[int | None, int | None, int]) -> Array:
-    """bool [n, K]: which of the positions [n, K] queries at positions [n] see."""
-    left, right, first = window
-    i = at[:, None]
-    if left is None and right is None:
-        return place <= i if causal else np.ones(place.shape, bool)
-    inside = np.ones(place.shape, bool)
-    if left is not None:
-        inside &= place >= i - left
-    if right is not None:
-        inside &= place <= i + right
-    inside |= place < first
-    return inside & (place <= i) if causal else inside
-
-
-def _biased(case: PagedCase, queries: Queries, bias: Array, first: int, place: Array, live: Array) -> Array:
-    """bool [T, K]: what is left of `live` where a bias [T, H or 1, columns] of -inf skips keys."""
-    if not live.any():
-        return live
-    found = np.take_along_axis(bias, np.where(live, place, 0)[:, None], axis=2)  # [T, H or 1, K]
-    found = widen(found, np.float64)
-    for t, h, k in np.argwhere(live[:, None] & ~(found < np.inf))[:1]:
-        head = f"{h}, " if case.bias is not None and case.bias.ndim == len(queries.axes.split()) + 2 else ""
-        index = f"bias[{queries.place(first + t)}, {head}{place[t, k]}]"
-        raise InputError(f"{index} is {found[t, h, k]}, expected a finite number or -inf")
-    return live & (found > -np.inf).any(axis=1)
-
-
-def _slots(paging: Paging, request: Array, position: Array) -> Array:
-    """The slots of tokens [M], each of its request [M]."""
-    if paging.table is None:
-        return position.copy()
-    column = position // paging.cache.block_size
-    slots = _blocks(paging, request, column, position)
-    slots -= column
-    slots *= paging.cache.block_size
-    slots += position
-    return slots
-
-
-def _first_slots(paging: Paging, b: int, n: int) -> Array:
-    """The slots of tokens 0 .. n - 1 of request b."""
-    block_size = paging.cache.block_size
-    position = np.arange(0, n, block_size)
-    blocks = _blocks(paging, np.full(len(position), b), position // block_size, position)
-    return (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:n]
-
-
-def _blocks(paging: Paging, request: Array, column: Array, position: Array) -> Array:
-    """The blocks of tokens at `position` [M], in these columns of the table. Raises InputError."""
-    assert paging.table is not None
-    num_blocks = paging.cache.num_blocks
-    blocks: Array = paging.table.reshape(-1).take(request * paging.table.shape[1] + column).astype(np.int64)
-    if blocks.size and (blocks.min() < 0 or blocks.max() >= num_blocks):
-        i = np.flatnonzero((blocks < 0) | (blocks >= num_blocks))[0]
-        raise InputError(
-            f"{paging.prefix}block_table[{request[i]}, {column[i]}] is {blocks[i]}, expected 0 to {num_blocks - 1}:"
-            f" request {request[i]} sees token {position[i]}, and {paging.prefix}kv_cache has {num_blocks} blocks"
-        )
-    return blocks

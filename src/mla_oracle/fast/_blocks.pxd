@@ -15,8 +15,8 @@ from mla_oracle.fast._plan cimport (
 )
 from mla_oracle.fast._tiles cimport (
     COLUMNS, KEYS, LANES, LINE, NARROW_TOKENS, PAIR, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
-    Ahead, fetch_lines, narrow_scores, prefetch, real, splat, stored_pair, stored_real, values, vec, weight_of, where_greater,
-    wide_scores,
+    Ahead, fetch_lines, narrow_scores, prefetch, real, splat, stored_pair, stored_real, values, vec, weight_of,
+    where_greater, wide_scores,
 )
 from mla_oracle.fast._unpack cimport unpack
 from mla_oracle.fast._widen cimport widen

@@ -18,7 +18,7 @@ from ..caches import Cache
 from ..canonical import Problem as Canonical
 from ..canonical import checked
 from ..cases import PagedCase
-from ..visible import in_window, window_of
+from ..visible import window_of
 from . import joins, plan
 from .list_steps import biased, in_denominator, joined, list_address
 from .memory import ZERO
@@ -160,7 +160,7 @@ class Listed(Problem):
             return seen
         at = self.position(n) if position is None else position
         causal = self.case.causal if causal is None else causal
-        seen = in_window(place[None], np.array([at]), causal, self.window if window is None else window)[0]
+        seen = _in_window(place[None], np.array([at]), causal, self.window if window is None else window)[0]
         bias = self.canonical.bias
         if biased and bias is not None:
             known = (place >= 0) & (place < bias.shape[2])
@@ -247,3 +247,18 @@ class Listed(Problem):
         if len(results["lse"]) != self.B:  # of some rows alone
             rows = (len(results["lse"]), self.H)
         return {name: x.reshape(*rows, *x.shape[3:]) for name, x in results.items()}
+
+
+def _in_window(place: Array, at: Array, causal: bool, window: tuple[int | None, int | None, int]) -> Array:
+    """bool [n, K]: which of the positions [n, K] queries at positions [n] see."""
+    left, right, first = window
+    i = at[:, None]
+    if left is None and right is None:
+        return place <= i if causal else np.ones(place.shape, bool)
+    inside = np.ones(place.shape, bool)
+    if left is not None:
+        inside &= place >= i - left
+    if right is not None:
+        inside &= place <= i + right
+    inside |= place < first
+    return inside & (place <= i) if causal else inside
