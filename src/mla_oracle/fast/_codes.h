@@ -9,7 +9,7 @@
 
 #include "_vec.h"
 
-#if defined __AVX512BW__ && defined __AVX512VL__
+#if defined __AVX512BW__
 #include <immintrin.h>
 #define HAS_LOOKUP (!IS_DOUBLE)
 
