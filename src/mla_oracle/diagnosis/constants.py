@@ -139,24 +139,21 @@ def _periods(known: list[Sample], evidence: Evidence) -> Iterator[Mutant]:
     assert evidence.suspects.problem is not None
     if any(k.lse is None or not np.isfinite(k.lse).all() for k in known):
         return
+    weights = [np.exp(k.s - k.right[:, None]) for k in known]
+    more = [np.expm1(np.asarray(k.lse) - k.right) for k in known]  # [R] of their sum
     best: tuple[float, int, int, int, bool] = (np.inf, 0, 0, 0, False)
     for unit in sorted({1, evidence.suspects.problem.block}):
         for m in range(2, 17):
             for r in range(m):
+                parts = [e[:, (np.arange(e.shape[1]) // unit) % m == r].sum(-1) for e in weights]
                 for sign in (-1, 1):
-                    error = 0.0
-                    for k in known:
-                        e = np.exp(k.s - k.right[:, None])
-                        part = e[:, (np.arange(e.shape[1]) // unit) % m == r].sum(-1)
-                        error += float(np.abs(part - sign * np.expm1(np.asarray(k.lse) - k.right)).mean())
+                    error = sum(float(np.abs(p - sign * x).mean()) for p, x in zip(parts, more, strict=True))
                     best = min(best, (error, unit, m, r, sign > 0))
     yield made.period(*best[1:4], twice=best[4])
     last = []
-    for k in known:
-        more = np.expm1(np.asarray(k.lse) - k.right)
-        e = np.exp(k.s - k.right[:, None])[:, ::-1]
+    for k, e, x in zip(known, weights, more, strict=True):
         unseen = e.shape[1] - k.seen  # masked keys at the end of each row
-        counts = np.abs(np.cumsum(e, -1) - more[:, None]).argmin(-1) + 1
+        counts = np.abs(np.cumsum(e[:, ::-1], -1) - x[:, None]).argmin(-1) + 1
         last.append(counts - unseen)
     yield from (made.last_twice(n) for n in _modes(np.concatenate(last)) if n > 1)
 

@@ -17,14 +17,18 @@ from ..mutants.plan import Plan
 from .constants import factors, of_samples
 from .curves import curves
 from .samples import samples
-from .score import Evidence, Fit, ranked
+from .score import WITHIN, Evidence, Fit, ranked
+from .suspects import Suspects
 
 PARTS = 8
 BASES = 3  # of different classes, that everything is tried on top of
+BASE = 0.2  # of the error: on top of what explains less nothing is tried
+FEW = 2  # requests that say at once of most compositions that they are wrong
+SCREENED = 0.9  # of the error in these: below, the others are not computed
 # What is composed with, beside what explains most.
 COMMON = ("rope.pairing", "rope.dropped", "causal.none", "temperature.row-width", "temperature.no-mscale", "lse.base-2")
 PAIRS_WORK = 4e9  # multiply-adds of each step after the bank
-ON_TOP_WORK = 2e10  # of everything on top of one; where it is more, that is done once, at the cost of the bank
+ON_TOP_WORK = 2e10  # of everything on top of one, in few requests; where it is more, it is done of the best alone
 
 
 def pairs(evidence: Evidence, fits: list[Fit]) -> Iterator[Mutant]:
@@ -54,18 +58,43 @@ def on_top(evidence: Evidence, fits: list[Fit], turn: int) -> Iterator[Mutant]:
     if problem is None:
         return
     best: dict[str, Mutant] = {}
-    for fit in ranked([fit for fit in fits if " + " not in fit.mutant.name and fit.share > 0]):
+    for fit in ranked([fit for fit in fits if " + " not in fit.mutant.name and fit.share > BASE]):
         best.setdefault(fit.mutant.family, fit.mutant)
     asked = evidence.suspects.applicable()
-    if turn >= len(best) or (turn and len(asked) * work(evidence) > ON_TOP_WORK):
+    if turn >= len(best):
         return
     base = list(best.values())[turn]
+    few = _few(evidence, base)
+    if turn and len(asked) * work(few) > ON_TOP_WORK:
+        return
     with np.errstate(all="ignore"):
         constants = [*of_samples(samples(evidence, base), evidence), *factors(evidence, base)]
-    yield from _possible(evidence, (compose(base, constant) for constant in constants))
-    for mutant in asked:
-        if mutant.name != base.name:
-            yield from _possible(evidence, orders(evidence, base, mutant))
+    for other in (*constants, *asked):
+        if other.name == base.name:
+            continue
+        first = evidence if base.finish or other.finish else few  # what is done to results may mix requests
+        for made in _possible(first, orders(evidence, base, other)):
+            if first is evidence or first.fits([made])[0].share >= SCREENED:
+                yield from _possible(evidence, (made,))
+
+
+def _few(evidence: Evidence, base: Mutant) -> Evidence:
+    """The evidence of the shortest requests that `base` leaves something of, where requests can be had alone."""
+    problem = evidence.suspects.problem
+    assert problem is not None
+    if problem.listed or not problem.paged or problem.shards > 1:
+        return evidence
+    requests = evidence.suspects.requests or list(range(problem.B))
+    given = evidence.suspects.results(base)
+    left = np.zeros(len(requests), bool)
+    for name, actual in evidence.actual.items():
+        units = evidence.measure.units(name, actual, given[name], evidence.rows[name])
+        left |= (units > WITHIN).reshape(len(requests), -1).any(1)
+    wrong = sorted((b for b, is_left in zip(requests, left, strict=True) if is_left), key=lambda b: problem.lens[b])
+    few = [b for b in wrong if problem.lens[b] > 1][:FEW]
+    if not few or len(few) == len(requests):
+        return evidence
+    return Evidence(Suspects(problem.case, evidence.suspects.truth, few), evidence.measure, evidence.whole)
 
 
 def work(evidence: Evidence) -> float:

@@ -45,7 +45,7 @@ class Evidence:
     """The actual of one case against its truth; `fits` is asked of the suspects."""
 
     def __init__(self, suspects: Suspects, measure: Measure, actual: Mapping[str, Array]) -> None:
-        self.suspects, self.measure = suspects, measure
+        self.suspects, self.measure, self.whole = suspects, measure, actual
         self.actual = {name: array[suspects.cut(name)] for name, array in actual.items()}
         self.rows = {name: suspects.cut(name) for name in actual}
         self.error = {

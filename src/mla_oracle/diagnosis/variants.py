@@ -32,6 +32,7 @@ def variants(problem: Problem | None, cut_again: Sequence[Mutant]) -> Iterator[M
         return
     known = {mutant.name for mutant in bank()}
     made = [
+        lengths.plus_one_of_all(),
         *(keys.every(tile, lost) for tile in TILES for lost in (True, False)),
         *(factory(tile) for tile in sorted({*TILES, problem.block}) for factory in TILED),
         *(newest.local(n) for n in sorted({*TILES, 2 * problem.block, 4 * problem.block})),

@@ -65,6 +65,14 @@ def shift(by: int) -> Mutant:
     )
 
 
+def plus_one_of_all() -> Mutant:
+    """L' = L + 1, also of a request that is empty."""
+    return _mutant(
+        "plus-one-of-all", "L' = L + 1, of empty requests too", lambda _, p: p.length + 1, boundary,
+        family="length off by one", shift=1,
+    )  # fmt: skip
+
+
 def tile_slack(tile: int) -> Mutant:
     """Every query token sees its last tile whole, whatever lies there."""
 
