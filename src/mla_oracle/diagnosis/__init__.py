@@ -6,9 +6,9 @@
     found.facts, found.classes      # where it differs; ranked classes with their evidence
 
 measure.py counts errors in budgets, suspects.py computes what mutants give, score.py compares, facts.py localises,
-samples.py, curves.py and constants.py estimate free constants, pairs.py composes,
-search.py puts them together, joint.py does so over
-several cases, separate.py finds cases that tell rivals apart, discrimination.py says what a case is blind to.
+samples.py, curves.py and constants.py estimate free constants, pairs.py composes, search.py puts them together,
+undeclared.py tries other roundings, joint.py searches over several cases, separate.py finds cases that tell rivals
+apart, discrimination.py says what a case is blind to.
 """
 
 from .discrimination import Blindness, discrimination

@@ -24,6 +24,7 @@ from .measure import Measure
 from .score import Evidence, Fit
 from .search import LEAST, search
 from .suspects import Suspects, choose_requests
+from .undeclared import undeclared
 
 SHOWN = 5  # classes
 LISTED = 0.3  # of the error: below, a class is not listed
@@ -137,7 +138,10 @@ def of_measured(
         from .separate import told_apart
 
         classes = [told_apart(case, classes[0]), *classes[1:]]
-    return Diagnosis(case.name, named, summary(classes, named), facts, classes, tested, requests)
+    said = summary(classes, named)
+    if not named and (honest := undeclared(measure, actual, units)):
+        facts, said = [*facts, *honest], f"{said}; {honest[0].text}"
+    return Diagnosis(case.name, named, said, facts, classes, tested, requests)
 
 
 def evidence_of(
