@@ -114,6 +114,21 @@ def test_noise_is_unknown():
     assert diagnosis.tested > 300
 
 
+@pytest.mark.parametrize("heads, named", [(14, False), (15, True)])
+def test_a_class_is_named_if_it_explains_nine_tenths_of_the_error(heads, named):
+    case = generate("paged:heads=16,row=20,value=12,lens=9+30,scale=0.3,block=4,unread=numbers")
+    truth = expected(case, precision="f64")
+    wrong = {name: x.copy() for name, x in find("temperature.half").run(case).items()}
+    rng = np.random.default_rng(0)
+    for name, x in wrong.items():
+        x[:, heads:] = truth[name][:, heads:] + rng.standard_normal(x[:, heads:].shape)  # noise, which nothing explains
+    out, lse = (wrong[name].astype(np.float32) for name in ("out", "lse"))
+    found = diagnose(case, out, lse, truth=truth, separate=False)
+    assert found.classes[0].family == "uniform temperature"
+    assert found.classes[0].share == pytest.approx(heads / 16, abs=0.02)
+    assert found.named == named
+
+
 def test_what_is_within_the_budget_is_no_bug():
     for mutant in equivalences():
         if mutant.applies(CASE) is None:

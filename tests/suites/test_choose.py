@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from mla_oracle.cli import main
+from mla_oracle.diagnosis.discrimination import SURE, discrimination
 from mla_oracle.exchange import load_case
 from mla_oracle.inputs import generate
-from mla_oracle.mutants import find
+from mla_oracle.mutants import find, temperature
 from mla_oracle.recipes import parse_id
 from mla_oracle.suites import choose, probes
 
@@ -31,6 +32,16 @@ def test_a_case_that_sees_what_others_do_not_is_chosen_and_the_rest_is_said():
     suite = choose(ids, mutants=asked)
     assert suite.cases == ids
     assert (suite.unseen, suite.never) == ([], ["window.4096"])
+
+
+def test_a_mutant_within_what_rounding_makes_is_not_seen_by_a_case_that_is_chosen_for_another():
+    ids = [f"paged:{SIZES},lens=5+9", f"paged:{SIZES},lens=4+9,tokens=2"]
+    slight = temperature.factor(1 + 3e-6)
+    suite = choose(ids, mutants=[find("causal.none"), slight])
+    assert suite.seen == {ids[0]: [], ids[1]: ["causal.none"]}
+    assert suite.unseen == [slight.name]
+    for case_id in ids:
+        assert 0 < discrimination(generate(case_id), mutants=(slight,)).units[slight.name] < SURE
 
 
 def test_probes_keep_to_the_limit():
