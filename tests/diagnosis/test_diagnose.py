@@ -8,6 +8,8 @@ import pytest
 from buggy import run
 
 from mla_oracle.diagnosis import diagnose, made, variants
+from mla_oracle.diagnosis.facts import localise
+from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.errors import InputError
 from mla_oracle.inputs import generate
 from mla_oracle.mutants import (
@@ -73,6 +75,26 @@ def test_other_numbers_of_splits_and_tiles_are_tried(name):
     mutant = next(m for m in variants.recut(Problem(CASE), bank()) if m.name == name)
     best = found(mutant, separate=False).classes[0]
     assert best.mutant.name == name or name in best.rivals + best.variants
+
+
+@pytest.mark.parametrize(
+    "lens, tile, tokens",
+    [("65+0+30+131", 48, 1), ("250+11+77", 96, 1), ("500+192+20", 192, 1), ("65+131+60", 37, 1), ("65+96+131", 48, 2)],
+)
+def test_a_tile_that_lengths_were_cut_to_is_estimated(lens, tile, tokens):
+    case = generate(f"paged:heads=2,row=40,value=32,scale=0.3,block=32,dtype=bf16,lens={lens},tokens={tokens}")
+    for mutant in (lengths.whole_tiles(tile), lengths.tail_lost(tile))[: 1 + (tokens > 1)]:
+        best = found(mutant, case, separate=False).classes[0]
+        assert (best.family, best.share) == ("length metadata", pytest.approx(1, abs=0.01))
+        assert mutant.name in (best.mutant.name, *best.variants)
+        assert best.mutant.parameters["tile"] == tile
+
+
+def test_a_usual_tile_that_lengths_were_cut_to_is_found_without_an_lse():
+    case = generate("paged:heads=2,row=40,value=32,scale=0.3,block=32,dtype=bf16,lens=250+70+331")
+    for tile in (48, 96, 192):
+        best = found(lengths.whole_tiles(tile), case, lse=False, separate=False).classes[0]
+        assert best.mutant.parameters == {"tile": tile}
 
 
 def test_a_temperature_is_estimated_without_an_lse():
@@ -163,6 +185,22 @@ def test_of_a_large_case_some_requests_are_compared():
     diagnosis = diagnose(case, out, lse, truth=truth, separate=False)
     assert diagnosis.classes[0].family == "uniform temperature"
     assert diagnosis.requests is not None and 1 < len(diagnosis.requests) < 11
+
+
+def test_how_far_rows_are_off_is_said_where_no_number_of_budgets_says_it():
+    truth = expected(CASE, precision="f64")
+    measure = Measure(CASE, truth, {"out": "f32", "lse": "f32"})
+
+    def text(name, index, value):
+        wrong = {n: x.astype(np.float32) for n, x in truth.items()}
+        wrong[name][index] = value
+        units = {n: measure.units(n, x, truth[n]) for n, x in wrong.items()}
+        return localise(CASE, wrong, truth, units)[name == "lse"].text
+
+    assert text("out", (0, 0, 0, 3), np.nan).endswith(", some not finite where a number is expected")
+    assert text("out", (1, 0, 0, 3), 0.5).endswith(", some where nothing is rounded, which must be exact")
+    assert text("lse", (1, 0, 0), 0.5).endswith(", some where what is expected is not a finite number")
+    assert " budgets" in text("lse", (0, 0, 0), 0.5)
 
 
 def test_results_of_another_form_are_refused():

@@ -16,7 +16,8 @@ from ..metrics import of_rows
 from ..mutants import Mutant, causal, columns, lengths, tail
 from . import made
 from .curves import curves
-from .samples import NAMES, Sample, samples
+from .floors import floors
+from .samples import NAMES, Sample, count, samples
 from .score import WITHIN, Evidence
 from .sources import matches, permutation
 
@@ -30,6 +31,7 @@ def estimated(evidence: Evidence) -> Iterator[Mutant]:
         yield from _unwritten(evidence)
         yield from _temperature(evidence)
         yield from of_samples(samples(evidence), evidence)
+        yield from floors(evidence)
         yield from factors(evidence)
         yield from moved(evidence)
 
@@ -84,9 +86,9 @@ def _visible(known: list[Sample]) -> Iterator[Mutant]:
     for k in known:
         if k.lse is None or not np.isfinite(k.lse).all():
             return
-        first.append(_count(k.s, k.lse))
-        last.append(_count(k.s[:, ::-1], k.lse) - (k.s.shape[1] - k.seen))
-    shift = np.concatenate([count - k.seen for count, k in zip(first, known, strict=True)])
+        first.append(count(k.s, k.lse))
+        last.append(count(k.s[:, ::-1], k.lse) - (k.s.shape[1] - k.seen))
+    shift = np.concatenate([n - k.seen for n, k in zip(first, known, strict=True)])
     for by in _modes(shift):
         if by < 0:
             yield lengths.shift(by)
@@ -94,16 +96,9 @@ def _visible(known: list[Sample]) -> Iterator[Mutant]:
     yield from (causal.window(n) for n in _modes(np.concatenate(last)) if n > 0)
     yield from (
         made.skipped(n)
-        for n in _modes(np.concatenate([k.seen - count for count, k in zip(last, known, strict=True)]))
+        for n in _modes(np.concatenate([k.seen - n for n, k in zip(last, known, strict=True)]))
         if n > 0
     )
-
-
-def _count(s: Array, lse: Array) -> Array:
-    """How many first keys have this lse [R]."""
-    cumulative = np.logaddexp.accumulate(s, axis=-1)
-    found: Array = np.abs(cumulative - lse[:, None]).argmin(-1) + 1
-    return found
 
 
 def _modes(numbers: Array) -> list[int]:

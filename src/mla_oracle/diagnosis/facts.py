@@ -91,12 +91,24 @@ def _counts(
             error = np.abs(widen(actual[name][first], np.float64) - truth[name][first])
             index = (*first, int(np.nan_to_num(error, nan=np.inf).argmax()))
         text = f"{name} is wrong in {over} of {u.size} rows, first at {locate(case, name, index)['text']}"
-        yield Fact(f"{name} wrong", f"{text}, at most by {_short(u[row]):g} budgets", data)
+        most = f"at most by {_short(u[row]):g} budgets"
+        if not np.isfinite(u[row]):
+            most = _beyond(*(np.atleast_1d(widen(x[name][row], np.float64)) for x in (actual, truth)))
+        yield Fact(f"{name} wrong", f"{text}, {most}", data)
         empty = getattr(case, "empty_lse", None) if name.endswith("lse") else None
         kinds = nonfinite(actual[name], truth[name], empty)
         if kinds:
             said = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             yield Fact("non-finite", f"{name} differs where values are not finite: {said}", kinds)
+
+
+def _beyond(g: Array, w: Array) -> str:
+    """Why no number of budgets says how far a row is off."""
+    if np.isfinite(g).all() and np.isfinite(w).all():
+        return "some where nothing is rounded, which must be exact"
+    if np.isfinite(w).all():
+        return "some not finite where a number is expected"
+    return "some where what is expected is not a finite number"
 
 
 def _axes(bad: Array, held: Array) -> Iterator[Fact]:

@@ -31,8 +31,8 @@ class Sample(NamedTuple):
     rope: Array | None  # the rope elements' part of the scores [R, n]; None: there is none, or scores are not sums
 
 
-def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
-    """Wrong rows of the cheapest wrong requests; scores as the mutant has them."""
+def samples(evidence: Evidence, mutant: Mutant | None = None, *, longest: bool = False) -> list[Sample]:
+    """Wrong rows of the shortest wrong requests, or of the longest; scores as the mutant has them."""
     problem = evidence.suspects.problem
     if problem is None or problem.up is not None:
         return []
@@ -41,7 +41,7 @@ def samples(evidence: Evidence, mutant: Mutant | None = None) -> list[Sample]:
     shape = (len(requests), *problem.q.shape[1:3])
     bad = [(u > WITHIN).reshape(shape) for name, u in evidence.error.items() if name in NAMES]
     wrong: Array = np.any(bad, axis=0)  # [b, T, H]
-    order = sorted(range(len(requests)), key=lambda i: problem.lens[requests[i]])
+    order = sorted(range(len(requests)), key=lambda i: problem.lens[requests[i]], reverse=longest)
     for i in (i for i in order if wrong[i].any() and problem.lens[requests[i]] >= 2):
         b = requests[i]
         rows, base = problem.state(b)
@@ -89,6 +89,13 @@ def _given(evidence: Evidence, name: str, i: int, pick: Array, requests: int) ->
     array = evidence.actual[name].astype(np.float64)
     rows: Array = array.reshape(requests, -1)[i] if name == "lse" else array.reshape(requests, -1, array.shape[-1])[i]
     return rows[pick]
+
+
+def count(s: Array, lse: Array) -> Array:
+    """How many first keys have this lse [R]."""
+    cumulative = np.logaddexp.accumulate(s, axis=-1)
+    found: Array = np.abs(cumulative - lse[:, None]).argmin(-1) + 1
+    return found
 
 
 def log_sum(s: Array) -> Array:

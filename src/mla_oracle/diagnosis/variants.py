@@ -22,7 +22,10 @@ SPLITS = (2, 3, 5, 6, 7, 8, 12, 16, 32, 64)
 SPLIT_KEYS = (32, 64, 128, 256, 512, 1024, 2048)
 WARPS = ((4, 2), (2, 4), (16, 2), (32, 2), (8, 4), (16, 4), (32, 4), (8, 8))
 SHIFTS = (*range(2, 17), *range(-16, -1), 64, -64)
-TILED = (keys.behind, values.behind, values.ahead, tail.pads, tail.pads_of_rows, lengths.tile_slack)
+TILED = (
+    keys.behind, values.behind, values.ahead, tail.pads, tail.pads_of_rows,
+    lengths.tile_slack, lengths.whole_tiles, lengths.tail_lost,
+)  # fmt: skip
 BASES = (10000.0, 50000.0, 100000.0, 500000.0, 1e6, 8e6, 1e7, 7e4)
 
 
@@ -34,7 +37,7 @@ def variants(problem: Problem | None, cut_again: Sequence[Mutant]) -> Iterator[M
     made = [
         lengths.plus_one_of_all(),
         *(keys.every(tile, lost) for tile in TILES for lost in (True, False)),
-        *(factory(tile) for tile in sorted({*TILES, problem.block}) for factory in TILED),
+        *(factory(tile) for tile in sorted({*TILES, 192, problem.block}) for factory in TILED),
         *(newest.local(n) for n in sorted({*TILES, 2 * problem.block, 4 * problem.block})),
         *(keys.behind(tile, n) for tile in TILES for n in SPLIT_KEYS if tile < n and n % tile == 0),
         *(warps.not_joined(what, *sizes) for sizes in WARPS for what in ("sum", "maximum")),

@@ -14,7 +14,6 @@ from .plan import Plan, bound
 from .problem import Problem
 
 FAMILY = "length metadata"
-tile_rest = Need("a length that is no multiple of 64", lambda p: bool(np.any(p.lens % 64)))
 boundary = Need(
     "a request that ends within its table",
     lambda p: p.paged and bool(np.any((p.lens > 0) & (p.lens < p.table.shape[1] * p.block))),
@@ -91,6 +90,29 @@ def tile_slack(tile: int) -> Mutant:
     )
 
 
+def _rest(tile: int) -> Need:
+    return Need(f"a length that is no multiple of {tile}", lambda p: bool(np.any(p.lens % tile)))
+
+
+def whole_tiles(tile: int) -> Mutant:
+    """L' = tile floor(L / tile)."""
+    name = "whole-tiles" if tile == 64 else f"whole-tiles-{tile}"
+    formula = f"L' = {tile} floor(L / {tile}), the last part of a tile lost"
+    return _mutant(name, formula, lambda _, p: p.length // tile * tile, _rest(tile), tile=tile)
+
+
+def tail_lost(tile: int) -> Mutant:
+    """The keys after the last whole tile are lost; every query token sees as far as it should."""
+    return Mutant(
+        name=f"length.tail-lost-{tile}",
+        family=FAMILY,
+        formula=f"keys j >= {tile} floor(L / {tile}) are in no tile",
+        parameters={"tile": tile},
+        conditions=(_rest(tile),),
+        edit=lambda _, plan: replace(plan, lanes=plan.lanes[: plan.length // tile * tile]),
+    )
+
+
 def at_most(limit: int) -> Mutant:
     """L' = min(L, limit)."""
     return _mutant(
@@ -134,12 +156,7 @@ MUTANTS = (
         paged,
         partial_page,
     ),
-    _mutant(
-        "whole-tiles",
-        "L' = 64 floor(L / 64), the last part of a tile lost",
-        lambda _, p: p.length // 64 * 64,
-        tile_rest,
-    ),
+    whole_tiles(64),
     _mutant(
         "page-slack",
         "L' = P ceil(L / P), the rest of the last page counted",
