@@ -235,18 +235,22 @@ NOINC = "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [r9];"
 FAR = "xor.b32 r4, r2, 512; add.s32 r4, r4, r10; ld.shared.u32 x, [r4+8];"
 
 
-def copies(body, **options):
+def copies(body, blocks=1, **options):
     machine = Interpreter("sm_90", threads=1, **options)
     source = machine.upload(np.arange(256, dtype=np.uint32))
     start = START + COPY + body
     pointer = np.full(64, source.pointer, np.uint64)
-    return evaluate(start, out={"x": np.uint32}, a=pointer, shared=SHARED, machine=machine)["x"]
+    return evaluate(start, out={"x": np.uint32}, a=pointer, shared=SHARED, machine=machine, blocks=blocks)["x"]
 
 
 def test_copies_arrive_at_an_mbarrier():
     for arrival, count in ((NOINC, 64), (NOINC.replace(".noinc", "") + ARRIVE, 64)):
         got = copies(init(count) + ISSUE + arrival + wait(0, 0, "W") + FAR)
         assert got.tolist() == [4 * (lane ^ 32) + 2 for lane in range(64)]
+
+
+def test_a_block_knows_nothing_of_the_one_before():
+    copies(init(64) + ISSUE + NOINC + wait(0, 0, "W") + FAR, blocks=3)
 
 
 COPIED = {

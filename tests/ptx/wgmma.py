@@ -110,7 +110,7 @@ def instruction(n, kind, a, b, *, adds=1, scales=(1, 1), turned=(0, 0)):
 
 def run(
     body, image, n, *, a=None, c=None, threads=128, machine=None, fence="fence.proxy.async;", barrier="bar.sync 0;",
-    filled=None,
+    filled=None, blocks=1,
 ):  # fmt: skip
     """D [threads / 2][n] after `body`, with A [64][16] in registers a0..a3 and C in f0 ... as D lies."""
     words = np.zeros((threads, 4), np.uint32)
@@ -131,7 +131,7 @@ def run(
     kernel = machine.load(text, "product", file="product.ptx")
     out = machine.empty(held.shape, np.float32)
     arrays = [machine.upload(array) for array in (image, words, held)]
-    machine.launch(kernel, (1, 1, 1), (threads, 1, 1), 0, *arrays, out)
+    machine.launch(kernel, (blocks, 1, 1), (threads, 1, 1), 0, *arrays, out)
     got, d = machine.download(out), np.full((threads // 2, n), np.nan, np.float32)
     for lane in range(threads):
         for i in range(n // 2):

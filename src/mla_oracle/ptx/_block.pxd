@@ -26,7 +26,7 @@ cdef struct Instr:
     int32_t count           # elements per lane
     int32_t line            # in the PTX text
     int32_t second          # offset of a second address
-    int32_t unused
+    int32_t suspects        # operands that a wgmma in flight may use, bit by bit; see flights.py
     int64_t imm             # address offset, branch target, ...
     int32_t operand[OPERANDS]
 
@@ -166,6 +166,7 @@ cdef struct Block:
     Bulk* bulk              # [lanes], NULL unless Launch.asynchronous
     uint32_t bulk_copies
     Products products[MAX_WARPS]
+    uint32_t* in_flight     # [warps][rows] how a wgmma last used the row: group << 10 | N, or | 1 as A
     int32_t idle            # how often all that wait were refused since something last happened
     Shadow shadow
     Copies copies[MAX_WARPS]

@@ -54,6 +54,7 @@ cdef bint take_room(Block* b, const Launch* launch) noexcept nogil:
         b.shadow.read_columns += (launch.warps + 3) // 4 + 1
     b.shadow.reads = <uint32_t*>calloc(spans * cells * b.shadow.read_columns + 1, 4)
     b.bulk = <Bulk*>calloc(lanes if launch.asynchronous else 1, sizeof(Bulk))
+    b.in_flight = <uint32_t*>calloc(launch.warps * launch.rows if launch.asynchronous else 1, 4)
     b.shadow.last_write = <uint32_t*>calloc(spans + 1, 4)
     b.shadow.last_read = <uint32_t*>calloc(spans + 1, 4)
     b.shadow.written = <uint16_t*>calloc(spans + 1, 2)
@@ -72,7 +73,7 @@ cdef bint take_room(Block* b, const Launch* launch) noexcept nogil:
         or b.shared == NULL or b.local == NULL or b.local_written == NULL or b.last_piece == NULL
         or b.shadow.writes == NULL
         or b.shadow.reads == NULL or b.shadow.last_write == NULL or b.shadow.last_read == NULL
-        or b.shadow.written == NULL or b.bulk == NULL
+        or b.shadow.written == NULL or b.bulk == NULL or b.in_flight == NULL
     )
 
 
@@ -85,6 +86,7 @@ cdef void give_back(Block* b) noexcept nogil:
     free(b.mbarriers)
     free(b.refused)
     free(b.bulk)
+    free(b.in_flight)
     free(b.rows)
     free(b.live)
     free(b.mask)
@@ -182,10 +184,9 @@ cdef void begin(Block* b, int64_t index) noexcept nogil:
     memset(b.refused, 0, launch.lanes)
     if b.shadow.told != NULL:
         memset(b.shadow.told, 0, <size_t>launch.lanes * b.shadow.columns * 4)
-        memset(b.shadow.reads, 0, <size_t>launch.spans * (16 // launch.granule) * b.shadow.read_columns * 4)
-        memset(b.shadow.last_read, 0, <size_t>launch.spans * 4)
         memset(b.bulk, 0, launch.lanes * sizeof(Bulk))
         memset(b.products, 0, sizeof(b.products))
+        memset(b.in_flight, 0, <size_t>launch.warps * launch.rows * 4)
         b.bulk_copies = 0
     if launch.checks:
         forget(b)

@@ -183,7 +183,13 @@ cdef inline void lands(Block* b, uint32_t lane, uint32_t address, uint32_t size)
 cdef inline void forget(Block* b) noexcept nogil:
     """Before a block begins: nothing is written, and all that came before is ordered."""
     cdef Shadow* s = &b.shadow
-    memset(s.written, 0, <size_t>b.launch.spans * 2)
+    cdef size_t spans = b.launch.spans, granules = spans * (16 // b.launch.granule)
+    memset(s.written, 0, spans * 2)
+    if s.told != NULL:  # what is asynchronous is not older than a floor
+        memset(s.last_write, 0, spans * 4)
+        memset(s.last_read, 0, spans * 4)
+        memset(s.writes, 0, granules * 4)
+        memset(s.reads, 0, granules * s.read_columns * 4)
     meet_all(b)
 
 

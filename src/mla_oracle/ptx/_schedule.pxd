@@ -17,7 +17,7 @@ from mla_oracle.ptx._mbarrier cimport mbarrier, refuse
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._tensor cimport matrices
 from mla_oracle.ptx._warp cimport collective, ready
-from mla_oracle.ptx._wgmma cimport none_multiplied, warpgroup, whole_groups
+from mla_oracle.ptx._wgmma cimport none_multiplied, unused, warpgroup, whole_groups
 
 cdef enum:
     NOWHERE = 0x7FFFFFFF
@@ -210,6 +210,8 @@ cdef inline int step(Block* b, const Instr* i) noexcept nogil:
         if through == 1:
             all_taken = False
             mask = b.guarded + b.low
+    if i.suspects and i.op != WGMMA_F16 and i.op != WGMMA_BF16 and not unused(b, i, mask):
+        return STOP
     if i.op < LAST_CONVERT:
         compute(b, i, mask, b.full and all_taken)
         return NEXT

@@ -11,7 +11,7 @@
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from mla_oracle.ptx._block cimport EXITED, Block, Instr, Products, fail, row, sized
+from mla_oracle.ptx._block cimport EXITED, OPERANDS, Block, Instr, Products, fail, row, sized
 from mla_oracle.ptx._clocks cimport proxy_columns, told_of
 from mla_oracle.ptx._formats cimport widen_f16
 from mla_oracle.ptx._opcodes cimport *
@@ -191,6 +191,49 @@ cdef inline const uint32_t* viewed(Block* b, Py_ssize_t lane) noexcept nogil:
     return view
 
 
+cdef inline bint unused(Block* b, const Instr* i, const uint32_t* mask) noexcept nogil:
+    """Are the suspects among its operands free of products in flight? A move takes along that they are not."""
+    cdef Py_ssize_t first, k
+    cdef uint32_t here, waited
+    cdef uint32_t* using
+    if b.shadow.told == NULL:
+        return True
+    for first in range(0, b.n, 32):
+        here = 0
+        for k in range(first, first + 32):
+            here |= mask[k]
+        if not here:
+            continue
+        using = b.in_flight + ((b.low + first) >> 5) * b.launch.rows
+        waited = b.products[(b.low + first) >> 5].waited
+        if i.op == MOV_32 and i.suspects & 2 and using[i.operand[1]] >> 10 > waited:
+            using[i.operand[0]] = using[i.operand[1]]
+            continue
+        for k in range(OPERANDS):
+            if i.suspects >> k & 1 and using[i.operand[k]] >> 10 > waited:
+                return fail(b, IN_USE, b.low + first, i.operand[k], 0, 0)
+    return True
+
+
+cdef inline bint take_off(Block* b, const Instr* i, Py_ssize_t lane, uint32_t group) noexcept nogil:
+    """The registers of a product of one warp are in flight from here. Those of D may be so already if N is the same."""
+    cdef uint32_t* using = b.in_flight + (lane >> 5) * b.launch.rows
+    cdef const int32_t* units = b.launch.targets + i.imm
+    cdef uint32_t waited = b.products[lane >> 5].waited
+    cdef int k
+    if i.suspects:
+        return fail(b, WGMMA_UNFENCED, lane, 0, 0, 0)
+    for k in range(4 if i.flags & A_IN_REGISTERS else 0):
+        if using[i.operand[k]] >> 10 > waited and not using[i.operand[k]] & 1:
+            return fail(b, IN_USE, lane, i.operand[k], 0, 0)
+        using[i.operand[k]] = group << 10 | 1
+    for k in range(i.second):
+        if using[units[k]] >> 10 > waited and using[units[k]] & 1023 != <uint32_t>i.count:
+            return fail(b, IN_USE, lane, units[k], 0, 0)
+        using[units[k]] = group << 10 | <uint32_t>i.count
+    return True
+
+
 cdef inline void settle_products(Block* b, const Instr* i, Py_ssize_t first) noexcept nogil:
     """commit_group and wait_group of one warp."""
     cdef Products* p = b.products + (first >> 5)
@@ -217,6 +260,8 @@ cdef inline bint multiply_group(Block* b, const Instr* i, Py_ssize_t first) noex
         reader.view, reader.group = viewed(b, b.low + first), b.products[reader.lane >> 5].committed + 1
         for warp in range(4):
             b.products[(reader.lane >> 5) + warp].issued = reader.group
+            if not take_off(b, i, reader.lane + 32 * warp, reader.group):
+                return False
     if not fetch_b(b, &m, &reader, i.count, B, bf16):
         return False
     if held == 1:

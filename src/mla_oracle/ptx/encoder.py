@@ -8,6 +8,7 @@ import numpy as np
 from mla_oracle.arrays import Array
 from mla_oracle.errors import InputError
 from mla_oracle.ptx._opcodes import Op, Space
+from mla_oracle.ptx.flights import suspects
 from mla_oracle.ptx.program import INSTR, Constant, Draft
 from mla_oracle.ptx.rows import share
 
@@ -44,7 +45,8 @@ def encode(
         if constant not in constants:
             constants[constant] = taken
             taken += 2 if constant.width == 8 else 1
-    registers, rows = share(drafts, _successors(drafts, labels), widths, taken)
+    successors = _successors(drafts, labels)
+    registers, rows = share(drafts, successors, widths, taken)
 
     def row(operand: str | Constant | None) -> int:
         if operand is None:
@@ -53,6 +55,7 @@ def encode(
 
     code, targets = np.zeros(len(drafts), INSTR), list[int]()
     code["guard"], code["operand"] = -1, -1
+    code["suspects"] = suspects(drafts, successors)
     for item, draft in zip(code, drafts, strict=True):
         for name in "op kind flags negated width size count line second imm".split():
             item[name] = getattr(draft, name)

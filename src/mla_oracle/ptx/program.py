@@ -12,7 +12,7 @@ from mla_oracle.arrays import Array
 from mla_oracle.ptx.syntax import Source, Variable
 
 OPERANDS = 16
-_FIELDS = "op kind flags guard negated results width size count line second unused"
+_FIELDS = "op kind flags guard negated results width size count line second suspects"
 # struct Instr in _block.pxd
 INSTR = np.dtype([(name, np.int32) for name in _FIELDS.split()] + [("imm", np.int64), ("operand", np.int32, OPERANDS)])
 
