@@ -121,6 +121,7 @@ def test_f16_tensors_stay_f16(tmp_path):
     ("change", "said"),
     [
         ({"attn_q_a.weight": None}, "blk.1.attn_q_a.weight is missing, expected [24, 48]"),
+        ({"attn_k_b.weight": None}, "blk.1.attn_k_b.weight is missing, expected [3, 32, 16]"),
         ({"attn_v_b.weight": None}, "blk.1.attn_v_b.weight is missing, expected [3, 12, 32]"),
         ({"attn_q_a.bias": np.zeros(24, np.float32)}, "attn_q_a.bias is [24], expected none: the config has no"),
         ({"attn_sinks.weight": np.zeros(3, np.float32)}, "blk.1.attn_sinks.weight is [3], expected none"),

@@ -2,6 +2,7 @@
 """Weights in safetensors files: one file, shards with an index, a folder, fp8 blocks, and bad ones."""
 
 import json
+import re
 import sys
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from safetensors.numpy import save_file
 
 from mla_oracle import InputError, MissingError
 from mla_oracle.layer import LayerConfig, check_weights, read_weights
+from mla_oracle.layer.weights import MADE_OF, shapes
 from mla_oracle.tensorfile import read_tensors, write_tensors
 
 PREFIX = "model.layers.1.self_attn."
@@ -160,8 +162,15 @@ def changed(config, **changes):
         (CONFIG, {"q_b_proj": lambda w: w[:48]}, "q_b_proj is [48, 24], expected [72, 24]: 2 heads where"),
         (CONFIG, {"o_proj": lambda w: w[:, :12]}, "o_proj is [48, 12], expected [48, 36]: 1 heads where"),
         (CONFIG, {"kv_b_proj": lambda w: w[:56]}, "kv_b_proj is [56, 32], expected [84, 32]: 2 heads where"),
-        (CONFIG, {"kv_a_proj_with_mqa": lambda w: w[:39]}, "kv_a_proj_with_mqa is [39, 48], expected [40, 48]"),
-        (CONFIG, {"kv_a_layernorm": np.ones(40)}, "kv_a_layernorm is [40], expected [32]"),
+        (CONFIG, {"q_b_proj": lambda w: w[:48].T}, "is [24, 48], expected [72, 24]: it is transposed, and of 2 heads"),
+        (CONFIG, {"o_proj": lambda w: w[:, :24].T}, "is [24, 48], expected [48, 36]: it is transposed, and of 2 heads"),
+        (
+            CONFIG,
+            {"kv_a_proj_with_mqa": lambda w: w[:39]},
+            "kv_a_proj_with_mqa is [39, 48], expected [40, 48]: (kv_lora_rank + qk_rope_head_dim) x hidden_size of the",
+        ),
+        (CONFIG, {"kv_a_layernorm": np.ones(40)}, "kv_a_layernorm is [40], expected [32]: kv_lora_rank of the config"),
+        (INDEXED, {"indexer.wk": np.zeros((8, 48))}, "wk is [8, 48], expected [16, 48]: index_head_dim x hidden_size"),
         (CONFIG, {"q_a_proj": np.zeros((24, 48), np.int8)}, "q_a_proj is i8, expected f32 or f16 or bf16 or f64"),
         (CONFIG, {"q_a_layernorm": np.array([1.0] * 23 + [np.nan])}, "q_a_layernorm[23] is nan, expected a number"),
         (INDEXED, {"indexer.wk": lambda w: w.T}, "indexer.wk is [48, 16], expected [16, 48]: it is transposed"),
@@ -212,3 +221,13 @@ def test_files_that_are_none_are_told(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 3}')
     with pytest.raises(InputError, match="weight_map is 3, expected an object"):
         read_weights(tmp_path, read, 1)
+
+
+@pytest.mark.parametrize("config", [CONFIG, DIRECT, INDEXED, POOLED], ids=["v3", "direct", "v3.2", "pooled"])
+def test_what_a_weight_is_made_of_is_its_shape(config):
+    sizes = config | {"num_attention_heads": 3}
+    read = LayerConfig.from_hf_config(config)
+    for name, shape in shapes(read).items():
+        if name in MADE_OF:
+            axes = [re.sub(r"([\w)]) ([\w(])", r"\1 * \2", axis) for axis in MADE_OF[name].split(" x ")]
+            assert tuple(eval(axis, {}, sizes) for axis in axes) == shape, name

@@ -82,6 +82,8 @@ def read_gguf(path: str | PathLike[str], config: LayerConfig, layer: int) -> Wei
         arrays[key] = array
     if not arrays:
         raise InputError(f"{os.fspath(path)} holds no tensor {prefix}attn_*, expected a layer's weights")
+    if "w_uv" in arrays and not arrays.keys() & {"kv_b_proj", "w_uk"}:
+        raise InputError(f"{names['w_uk']} is missing, expected {_key_part(config)}")
     if "kv_b_proj" in arrays and not arrays.keys().isdisjoint(SPLIT.values()):
         parts = {key: arrays.pop(key) for key in SPLIT.values() if key in arrays}
         whole = check_weights(arrays, config, names=names)
@@ -104,9 +106,13 @@ def _check_facts(reader: Any, architecture: str, config: LayerConfig) -> None:
             raise InputError(f"{architecture}.{key} is {found:g}, expected {wanted:g}: the config's {name}")
 
 
-def _check_key_part(name: str, array: Array, config: LayerConfig) -> None:
+def _key_part(config: LayerConfig) -> list[int]:
     g = config.geometry
-    wanted = [g.num_heads, g.kv_lora_rank, g.qk_nope_head_dim]
+    return [g.num_heads, g.kv_lora_rank, g.qk_nope_head_dim]
+
+
+def _check_key_part(name: str, array: Array, config: LayerConfig) -> None:
+    g, wanted = config.geometry, _key_part(config)
     if list(array.shape) == wanted:
         return
     why = ""

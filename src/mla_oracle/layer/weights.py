@@ -24,6 +24,24 @@ from .config import LayerConfig
 
 # What has a bias where a config has attention_bias (transformers 5.24, in all of these families): no q_proj has.
 BIASED = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+# What their rows and columns are made of.
+MADE_OF = {
+    "q_proj": "num_attention_heads (qk_nope_head_dim + qk_rope_head_dim) x hidden_size",
+    "q_a_proj": "q_lora_rank x hidden_size",
+    "q_a_layernorm": "q_lora_rank",
+    "q_b_proj": "num_attention_heads (qk_nope_head_dim + qk_rope_head_dim) x q_lora_rank",
+    "kv_a_proj_with_mqa": "(kv_lora_rank + qk_rope_head_dim) x hidden_size",
+    "kv_a_layernorm": "kv_lora_rank",
+    "kv_b_proj": "num_attention_heads (qk_nope_head_dim + v_head_dim) x kv_lora_rank",
+    "o_proj": "hidden_size x num_attention_heads v_head_dim",
+    "w_uk": "num_attention_heads x qk_nope_head_dim x kv_lora_rank",
+    "w_uv": "num_attention_heads x v_head_dim x kv_lora_rank",
+    "indexer.wq_b": "index_n_heads index_head_dim x q_lora_rank",
+    "indexer.wk": "index_head_dim x hidden_size",
+    "indexer.weights_proj": "index_n_heads x hidden_size",
+    "indexer.index_kpool_compress_ape": "index_kpool x index_head_dim",
+    "indexer.index_kpool_compress_gate": "index_head_dim x hidden_size",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +169,21 @@ def _hidden(config: LayerConfig) -> int:
 
 
 def _why(name: str, found: tuple[int, ...], wanted: tuple[int, ...], config: LayerConfig) -> str:
-    """What the shape of a weight tells about it."""
-    if len(found) == len(wanted) == 2 and found == wanted[::-1]:
-        return ": it is transposed"
-    if len(found) == len(wanted) == 3 and found[0] == wanted[0] and found[1:] == wanted[:0:-1]:
-        return ": it is transposed within each head"
+    """What the shape of a weight tells about it, else which sizes of the config are its."""
+    turned = found[:-2] + found[:-3:-1]
+    if turned == wanted and len(wanted) > 1:
+        return ": it is transposed" + (" within each head" if len(wanted) == 3 else "")
+    heads = _heads(name, found, wanted, config)
+    if heads is not None:
+        return f": {heads} heads where the config has {config.geometry.num_heads}"
+    heads = _heads(name, turned, wanted, config) if len(wanted) > 1 else None
+    if heads is not None:
+        return f": it is transposed, and of {heads} heads where the config has {config.geometry.num_heads}"
+    return f": {MADE_OF[name]} of the config" if name in MADE_OF else ""
+
+
+def _heads(name: str, found: tuple[int, ...], wanted: tuple[int, ...], config: LayerConfig) -> int | None:
+    """The heads of a weight that is right but for their number."""
     g = config.geometry
     of_head = {
         "q_proj": (0, g.qk_head_dim),
@@ -166,9 +194,7 @@ def _why(name: str, found: tuple[int, ...], wanted: tuple[int, ...], config: Lay
         "w_uv": (0, 1),
     }.get(name)
     if of_head is None or len(found) != len(wanted):
-        return ""
+        return None
     axis, width = of_head
     others = [(a, b) for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if i != axis]
-    if all(a == b for a, b in others) and found[axis] % width == 0:
-        return f": {found[axis] // width} heads where the config has {g.num_heads}"
-    return ""
+    return found[axis] // width if all(a == b for a, b in others) and found[axis] % width == 0 else None
