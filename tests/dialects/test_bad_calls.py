@@ -18,6 +18,9 @@ IDS = {
     "flashinfer": f"{DECODE},block=16",
     "flashinfer-cutlass": f"paged:heads=128,{MLA},scale={192**-0.5!r},dtype=bf16,lens=70,block=32",
     "flashinfer-trtllm": f"{DECODE},block=32",
+    "flashinfer-trtllm-sparse": f"paged:heads=4,{SPARSE},block=32",
+    "flashinfer-dsv4": "paged:heads=8,row=512,value=512,scale=1,dtype=bf16,lens=140,block=32,topk=128,topk_by=slot,"
+    "extra=40,extra_topk=24,causal=false",
     "flashinfer-cute-dsl": f"{DECODE},block=32,tokens=2",
     "flashinfer-xqa": f"{DECODE},block=32",
     "flashinfer-prims-ts": f"paged:heads=4,{MLA},scale=0.0625,dtype=bf16,lens=70+3,block=32,tokens=2",
@@ -35,6 +38,7 @@ IDS = {
     "tvm": f"{DECODE},block=16",
     "tokenspeed": f"paged:heads=4,{MLA},scale=0.0625,dtype=e4m3,lens=70,block=32",
     "llama.cpp": f"paged:heads=4,{MLA},scale=0.0625,dtype=f16,q_dtype=f32,lens=70+0+64",
+    "ik_llama.cpp": f"paged:heads=4,{MLA},value_offset=64,scale=0.0625,dtype=f16,q_dtype=f32,lens=70+0+64",
     "memra": "absorbed:heads=4,nope=24,rope=8,value=32,rank=64",
     "vllm.cpp": DECODE,
 }
@@ -211,7 +215,7 @@ def test_a_case_that_a_call_cannot_say_is_refused_in_one_line(name, case_id, mes
     assert message in str(raised.value) and repr(name) in str(raised.value) and "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name in IDS])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_argument_that_is_needed_is_asked_for_by_its_name(name):
     from mla_oracle.dialects.arguments import REQUIRED
 

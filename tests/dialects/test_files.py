@@ -34,7 +34,7 @@ def run(capsys, *arguments):
     return code, json.loads(out) if out.startswith("{") else out, err
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name in IDS])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_call_in_a_file_is_the_call_it_was(tmp_path, name):
     dialect, case = get(name), generate(IDS[name])
     arguments = files.write_call(tmp_path / "call", dialect, case)
@@ -49,7 +49,8 @@ def test_a_call_in_a_file_is_the_call_it_was(tmp_path, name):
     assert metadata["schema"] == "mla-oracle-call/1" and metadata["dialect"] == name
 
 
-SPOKEN = ("flashmla-dense", "flashinfer", "vllm-triton", "sglang-cpu", "tensorrt-llm", "llama.cpp")
+SPOKEN = ("flashmla-dense", "flashinfer", "flashinfer-cute-dsl", "vllm-triton", "sglang-cpu", "sglang-cpu-flashmla",
+          "tensorrt-llm", "tensorrt-llm-fp8", "llama.cpp")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SPOKEN)
