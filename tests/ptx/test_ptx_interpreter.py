@@ -43,7 +43,7 @@ def snippet(body="", **options):
         ("add.cc.u32 x, a, a;", r"PTX line \d+: add.cc.u32 is not supported"),
         ("add.f16x4 x, a, a;", r"PTX line \d+: add.f16x4 is not supported"),
         ("ld.global.b32.unheard x, [d1];", r"PTX line \d+: ld.global.b32.unheard is not supported"),
-        ("cp.async.bulk.commit_group;", r"PTX line \d+: cp.async.bulk.commit_group is not supported"),
+        ("cp.async.bulk.wait_all;", r"PTX line \d+: cp.async.bulk.wait_all is not supported"),
         ("shfl.bfly.b32 x, a, 1, 31;", r"PTX line \d+: shfl.bfly.b32 is not supported"),
         ("call vprintf, (a);", r"PTX line \d+: a call of vprintf is not supported"),
         ("mov.u32 x, %envreg0;", r"PTX line \d+: %envreg0 is not supported"),
@@ -284,3 +284,10 @@ def test_a_missing_file_is_one_line(capsys):
 def test_the_help_tells_the_arguments():
     done = subprocess.run([sys.executable, "-m", "mla_oracle", "ptx", "run", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "kv_cache.0" in done.stdout and "softmax_scale" in done.stdout
+
+
+def test_a_label_is_known_in_its_own_block_of_statements():
+    # 5.2: inline assembly may bring the same label along several times
+    loop = "{ .reg .pred p; AGAIN: add.u32 x, x, 1; setp.lt.u32 p, x, %d; @p bra AGAIN; bra OVER; OVER: }"
+    skip = "{ bra OVER; add.u32 x, x, 100; { bra OVER; OVER: } OVER: }"
+    assert set(one("mov.u32 x, 0;" + loop % 3 + skip + loop % 9, np.uint32, a=LANE).tolist()) == {9}

@@ -3,8 +3,8 @@
 # own eight bytes count as never written while it lives, so that a load of them, or a store over them, is found out.
 #
 # A phase is complete when no arrivals and no bytes are pending. A wait that would fail puts its lane AT_MBARRIER until
-# the phase is complete; if nobody else can run, it is told that its wait failed, a few times (IDLE), before that is
-# a deadlock. What is asynchronous has happened when it is issued: a copy has arrived, its bytes have been counted.
+# the phase is complete, or nobody else can run (_deadlock.pxd). What is asynchronous has happened when it is issued: a
+# copy has arrived, its bytes have been counted.
 # Operands: [the state or a predicate], address, then a count, bytes, a state or a parity; bytes.
 # A state is the number of its phase << 32 | the arrivals that were pending.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -20,7 +20,6 @@ from mla_oracle.ptx._races cimport ordered, span_bits, writes
 
 cdef enum:
     MOST = (1 << 20) - 1    # arrivals, and bytes either way
-    IDLE = 16
 
 # Instr.second
 cdef enum MBarrierFlag:
@@ -232,22 +231,3 @@ cdef inline int resume_all(Block* b, const uint32_t* mask, uint32_t now, bint wo
         if mask[k] and woken and b.states[b.low + k] != AT_MBARRIER:
             b.pcs[b.low + k] = b.pc + 1
     return woken
-
-
-cdef inline bint refuse(Block* b) noexcept nogil:
-    """Nobody runs: those that wait at an mbarrier learn that their wait failed. False: nobody waits, or a deadlock."""
-    cdef Py_ssize_t k
-    cdef MBarrier* m
-    cdef bint some = False
-    for k in range(b.launch.lanes):
-        if b.states[k] != AT_MBARRIER:
-            continue
-        if b.idle == IDLE:
-            m = b.mbarriers + b.barrier_of[k]
-            b.pc, b.low = b.pcs[k], 0
-            fail(b, MBAR_DEADLOCK, k, m.address, m.pending, SHARED)
-            b.fault_extra = <int32_t>m.bytes
-            return False
-        b.states[k], b.refused[k], some = RUNNING, 1, True
-    b.idle += some
-    return some

@@ -12,8 +12,9 @@ from mla_oracle.ptx._block cimport (
     AT_BARRIER, AT_COLLECTIVE, BARRIERS, EXITED, RUNNING, Block, Instr, fail, row,
 )
 from mla_oracle.ptx._bulk cimport bulk, none_copied
+from mla_oracle.ptx._deadlock cimport refuse
 from mla_oracle.ptx._execute cimport compute
-from mla_oracle.ptx._mbarrier cimport mbarrier, refuse
+from mla_oracle.ptx._mbarrier cimport mbarrier
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._tensor cimport matrices
 from mla_oracle.ptx._warp cimport collective, ready

@@ -14,6 +14,7 @@ from mla_oracle.ptx._opcodes import Op
 from mla_oracle.ptx.program import Draft
 
 OLDEST = 8  # groups that are told apart; wait_group of more is as one of OLDEST
+A_IN_REGISTERS = 8  # in Draft.flags, as in warpgroup.py
 PRODUCTS = (Op.WGMMA_F16, Op.WGMMA_BF16)
 
 
@@ -52,7 +53,8 @@ class _Flow:
         """Change `state` by an instruction; its suspects: of operands, bit by bit, or of a product 1: not fenced."""
         draft, suspects = self.drafts[index], 0
         if draft.op in PRODUCTS:
-            used = self.bits(draft.registers)
+            a = draft.args[:4] if draft.flags & A_IN_REGISTERS else []
+            used = self.bits([*draft.accumulators, *(name for name in a if isinstance(name, str))])
             state.flight[0] |= used
             return int(used & ~state.fenced != 0)
         if draft.op == Op.WGMMA_FENCE:

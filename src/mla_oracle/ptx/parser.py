@@ -49,7 +49,8 @@ class _Reader:
     def __init__(self) -> None:
         self.result = Module()
         self.function: Function | None = None
-        self.scopes: list[dict[str, str]] = []
+        self.scopes: list[dict[str, str]] = []  # registers and parameters
+        self.marks: list[tuple[int, dict[str, str]]] = []  # of each scope its first statement and its labels
         self.source = Source(0, 0)
         self.line = 0
         self.skip = 0  # depth of braces inside a .section
@@ -111,21 +112,28 @@ class _Reader:
 
     def _label(self, name: str) -> None:
         if self.function:
-            self.function.labels[name] = len(self.function.statements)
+            unique = name if len(self.marks) == 1 else f"{name}@{len(self.function.labels)}"
+            self.marks[-1][1][name] = unique
+            self.function.labels[unique] = len(self.function.statements)
 
     def _open(self, head: str, line: int) -> None:
         if head.startswith(".section"):
             self.skip = 1
         elif head:
             self._header(head, line)
-            self.scopes = [{}]
+            self.scopes, self.marks = [{}], [(0, {})]
         else:
             self.scopes.append({})
+            self.marks.append((len(self.function.statements) if self.function else 0, {}))
 
     def _close(self, line: int) -> None:
         if not self.scopes:
             raise InputError(f"PTX line {line}: '}}' without '{{'")
         self.scopes.pop()
+        first, labels = self.marks.pop()
+        for statement in self.function.statements[first:] if self.function and labels else ():
+            if statement.opcode.startswith("bra") and statement.operands[0] in labels:
+                statement.operands[0] = labels[statement.operands[0]]
         if not self.scopes:
             self.function = None
 
