@@ -2,11 +2,18 @@
 """Attention by its definition: a dictionary of the keys of one query, their counts, and sums by math.fsum.
 
 Plain Python over the fields of a problem, the arguments of mla_oracle.decode; slow, and it shares nothing with the
-package. `read` says which elements count, so that a test can put NaN into all others.
+package. `seen` says which keys count, so that a test can put NaN into all others. What the bytes of a cache format
+stand for is what tests/formats/slow_reader.py reads, byte by byte.
 """
 
 import math
+import struct
+import sys
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
+import slow_reader
 
 DEFAULTS = {
     "causal": True, "lse_base": "e", "empty_lse": -math.inf, "topk_by": "position", "topk_outside": "error",
@@ -14,7 +21,13 @@ DEFAULTS = {
     "value_offset": 0, "q_scale": None, "output_scale": None, "lse_axes": "BTH", "block_table": None, "seq_lens": None,
     "qo_indptr": None, "kpe_cache": None, "topk_indices": None, "topk_length": None, "extra_kv_cache": None,
     "extra_block_table": None, "extra_seq_lens": None, "extra_topk_indices": None, "extra_topk_length": None,
-    "bias": None, "sinks": None,
+    "bias": None, "sinks": None, "cache_format": None, "cache_reader": None, "extra_cache_format": None,
+}  # fmt: skip
+# The reader that counts where a case names none.
+FIRST_READER = {
+    "fp8_e4m3": "fold", "fp8_e4m3fnuz": "fold", "fp8_e5m2": "fold", "flashinfer_fp8": "bf16",
+    "flashinfer_fp8_grouped": "f32_bf16", "fp8_ds_mla": "f32_bf16", "aiter_v4": "shift", "model1": "bf16",
+    "v4.1": "bf16", "v4.1_fp4": "bf16", "nvfp4_ds_mla": "f16_bf16", "nvfp4_sglang": "f32_bf16", "q8_0": "f32",
 }  # fmt: skip
 
 
@@ -94,6 +107,10 @@ def address(p, source, b, place):
 
 def cache_row(p, source, b, place, kv_head):
     block, offset = address(p, source, b, place)
+    if source and p["extra_cache_format"]:
+        return packed_row(p, source, p["extra_cache_format"], None, block, offset)
+    if p["cache_format"]:
+        return packed_row(p, source, p["cache_format"], p["cache_reader"], block, offset)
     row = []
     for cache in (p["extra_kv_cache"],) if source else (p["kv_cache"], p["kpe_cache"]):
         if cache is not None:
@@ -102,9 +119,22 @@ def cache_row(p, source, b, place, kv_head):
     return row
 
 
-def attend(p):
+def packed_row(p, source, name, reader, block, offset):
+    """What a reader makes of the row, each row decoded once; f32 where that is the precision."""
+    if (source, block, offset) not in p["decoded"]:
+        prefix = ("", "extra_")[source]
+        names = ("kv_cache", "kv_scale") if source else ("kv_cache", "kpe_cache", "kv_scale", "kpe_scale", "ckv_scale")
+        tensors = {tensor: p[prefix + tensor] for tensor in names if p.get(prefix + tensor) is not None}
+        row = [float(x) for x in slow_reader.row(name, reader or FIRST_READER[name], tensors, block, offset)]
+        if p["precision"] == "f32":
+            row = [struct.unpack("<f", struct.pack("<f", x))[0] for x in row]
+        p["decoded"][source, block, offset] = row
+    return p["decoded"][source, block, offset]
+
+
+def attend(p, precision="f64"):
     """{index of a query's row in q, then head: Row}"""
-    p = {**DEFAULTS, **p}
+    p = {**DEFAULTS, **p, "precision": precision, "decoded": {}}
     H = p["q"].shape[-2]
     kv_heads = p["kv_cache"].shape[2] if p["kv_cache"].ndim == 4 else 1
     found = {}

@@ -9,6 +9,7 @@ import math
 import dictionary
 import ml_dtypes
 import numpy as np
+import stored
 from hypothesis import strategies as st
 
 GARBAGE = (2**31 - 1, -(2**31), 2147480000, -1)
@@ -16,22 +17,24 @@ DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m
 
 
 @st.composite
-def problems(draw, precision="f32"):
-    """A valid problem whose dtypes `precision` takes."""
+def problems(draw, precision="f32", form=None):
+    """A valid problem whose dtypes `precision` takes; `form`: a cache format that one of its caches has."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dtypes = [*DTYPES.values(), *([np.float64] if precision == "f64" else [])]
     maybe = st.booleans()
     by_slot = draw(maybe)
     causal = not by_slot and draw(maybe)
     B, T = draw(st.integers(0, 3)), draw(st.integers(1, 3))
-    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    kv_heads = draw(st.sampled_from([1, 2, 3])) if form is None else 1
     H = kv_heads * draw(st.integers(1, 2))
-    D, block = draw(st.integers(3, 7)), draw(st.integers(1, 4))
-    R = draw(st.integers(1, D - 1)) if draw(maybe) else 0
+    prefixes = ("", "extra_") if draw(maybe) else ("",)
+    forms, D = ({}, draw(st.integers(3, 7))) if form is None else stored.choose(draw, form, len(prefixes) == 2)
+    block = draw(st.integers(1, 4))
+    R = draw(st.integers(1, D - 1)) if not forms.get("") and draw(maybe) else 0
     V = draw(st.integers(1, D))
     shape = draw(st.sampled_from(["BTHD", "BHD", "ragged"]))
     p = {
-        "softmax_scale": draw(st.sampled_from([0.5, 0.1, 1.0])),
+        "softmax_scale": draw(st.sampled_from([0.5, 0.1, 1.0])) / (1 if D < 64 else 16),
         "head_dim_v": V,
         "causal": causal,
         "lse_base": draw(st.sampled_from("e2")),
@@ -45,14 +48,15 @@ def problems(draw, precision="f32"):
     amplitude = draw(st.sampled_from([1.0, 3.0]))
     q = amplitude * rng.standard_normal((*rows, H, D))
     p["q"] = np.clip(q, -16, 16).astype(draw(st.sampled_from(dtypes)))
-    axis = (kv_heads,) if kv_heads > 1 or draw(maybe) else ()
-    for prefix in ("", "extra_") if draw(maybe) else ("",):
+    axis = (kv_heads,) if kv_heads > 1 or (form is None and draw(maybe)) else ()
+    for prefix in prefixes:
         page = block if not prefix else draw(st.integers(1, 4))
         lens = rng.integers(0, 10, B) * rng.integers(0, 2 + (rng.random() < 0.8), B).clip(0, 1)
         used = -(-lens // page)
         count = int(used.sum()) + 2
         width = D - (R if not prefix else 0)
-        p[prefix + "kv_cache"] = np.full((count, page, *axis, width), np.nan, draw(st.sampled_from(dtypes)))
+        kind = np.float32 if forms.get(prefix) is not None else draw(st.sampled_from(dtypes))
+        p[prefix + "kv_cache"] = np.full((count, page, *axis, width), np.nan, kind)
         if R and not prefix:
             p["kpe_cache"] = np.full((count, page, *axis, R), np.nan, draw(st.sampled_from(dtypes)))
         if not by_slot:
@@ -70,7 +74,9 @@ def problems(draw, precision="f32"):
         bias = rng.standard_normal((*rows, *per_head, columns)) * 2
         bias[rng.random(bias.shape) < draw(st.sampled_from([0.0, 0.3, 1.0]))] = -np.inf
         p["bias"] = bias.astype(draw(st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16])))
-    return fill(p, rng, amplitude)
+    fill(p, rng, amplitude)
+    stored.store(draw, rng, p, forms)
+    return p
 
 
 def select(draw, rng, p, prefix, rows, B, lens, slots):
@@ -159,4 +165,3 @@ def fill(p, rng, amplitude):
             for b, column in np.ndindex(table.shape):
                 if (source, b, column) not in used_blocks:
                     table[b, column] = rng.choice(GARBAGE)
-    return p

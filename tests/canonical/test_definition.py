@@ -9,7 +9,7 @@ from draws import problems
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mla_oracle import decode
+from mla_oracle import decode, formats
 
 
 def worst(p, precision):
@@ -20,7 +20,7 @@ def worst(p, precision):
     assert out.shape == (*p["q"].shape[:-1], p["head_dim_v"]) and lse.shape == p["q"].shape[:-1]
     assert out.dtype == lse.dtype == {"f32": np.float32, "f64": np.float64}[precision]
     found = 0.0
-    rows = dictionary.attend(p)
+    rows = dictionary.attend(p, precision)
     assert len(rows) == lse.size
     for index, row in rows.items():
         options = {name: p.get(name) for name in ("softcap", "output_scale")}
@@ -42,3 +42,11 @@ def worst(p, precision):
 @given(data=st.data())
 def test_any_combination_of_options_is_the_definition(precision, data):
     worst(data.draw(problems(precision)), precision)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("precision", ["f64", "f32"])
+@pytest.mark.parametrize("form", formats.NAMES)
+@given(data=st.data())
+def test_any_combination_of_options_over_rows_of_any_format_is_the_definition(form, precision, data):
+    worst(data.draw(problems(precision, form)), precision)

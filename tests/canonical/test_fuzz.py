@@ -7,7 +7,7 @@ from draws import problems
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mla_oracle import InputError, decode
+from mla_oracle import InputError, decode, formats
 from mla_oracle.extensions import Extensions
 
 OPTIONS = ["causal", "softmax_scale", "head_dim_v", "lse_base", "empty_lse", "precision", "threads"]
@@ -33,7 +33,7 @@ def arrays(draw, like):
 @settings(deadline=None, max_examples=300, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_only_an_input_error_is_raised_and_nothing_is_written_to(data):
-    p = data.draw(problems())
+    p = data.draw(problems(form=data.draw(st.none() | st.sampled_from(formats.NAMES))))
     for name in sorted(data.draw(st.sets(st.sampled_from(NAMES), min_size=1, max_size=3))):
         p[name] = data.draw(scalars | arrays(p.get(name)))
     before = {name: x.tobytes() for name, x in p.items() if isinstance(x, np.ndarray) and x.dtype != object}
