@@ -214,6 +214,8 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
             if args.stages:
                 for found in verdict["stages"]:
                     _say(f"  {found['verdict']} {found['stage']} {found['dtype']}: {found['units']:.3g} of its budget")
+                    if found["blind"]:
+                        _say(f"    blind: {found['blind']}")
                 return int(verdict["verdict"] == "fail"), verdict
             for line in in_words(verdict["rules"]):
                 _say(line)

@@ -92,7 +92,7 @@ WORDS = [
     "q = q_b_proj, RMSNorm and q_a_proj (rank 24) of hidden states of 48: 3 heads of 16, not rotated, and 8",
     "norms: x / sqrt(mean x^2 + 1e-06) weight, in f32",
     "rope: pairs (2j, 2j + 1) of 8 elements, base 10000",
-    "angles: in f32 in whatever way: what any mode rounds is allowed for",
+    "angles: in f32 in whatever way: what any mode rounds is allowed for, and sines of angles reduced in f32",
     "rotated pairs are stored as the first of them in the dump is",
     f"score = (q_nope . k_nope + q_pe . k_pe) * {1 / 24**0.5!r}: 1/sqrt(24)",
     "0 rows were cached before; query t of 6 sees rows 0 to 0 + t",

@@ -8,8 +8,8 @@
 
 config.py, weights.py, hf_file.py and gguf_file.py say what a layer is; stages.py, rotation.py, indexer.py and
 attention.py compute it, sequences.py where it has several; dump.py, layout.py, spread*.py, limits.py, choice.py,
-judge.py and check.py judge what an engine dumped, verdict.py is the answer; case_file.py is a layer in a file,
-meaning.py says it in words, command.py is the command line.
+judge.py and check.py judge what an engine dumped, blind.py what it would not tell, verdict.py is the answer;
+case_file.py is a layer in a file, meaning.py says it in words, command.py is the command line.
 """
 
 from .case_file import read_layer_case, write_layer_case

@@ -20,6 +20,7 @@ import numpy as np
 from .. import dtypes
 from ..arrays import Array
 from ..checks import widen
+from .blind import at_next_positions, told_by
 from .choice import check_tokens, differences
 from .indexer import selected
 from .layout import OF_ROPE
@@ -68,7 +69,14 @@ class Judge:
         limits = self._limit(name, truth, dtype)
         if hidden.any():
             limits = limits._replace(scale=np.where(hidden, 1.0, limits.scale))
-        return self._finding(name, limits.units(actual, truth), limits.ratio(actual, truth), told, limits, dtype)
+        found = self._finding(name, limits.units(actual, truth), limits.ratio(actual, truth), told, limits, dtype)
+        if found.passed and told_by(state, self.given, name):
+            moved = at_next_positions(state, self.given, name)
+            moved = moved[..., None] if name == "lse" else moved
+            rows = self._unseen(name, limits, np.where(hidden, truth, moved), truth)
+            said = f"{name} would be within its budget were every position one more, {rows}" if rows else ""
+            found = dataclasses.replace(found, blind=said)
+        return found
 
     def part(self, kind: str, parted: bool, name: str) -> None:
         """Part the pairs of rotated rows, or do not; what of them stands before `name` and was not dumped is ours."""
@@ -154,6 +162,14 @@ class Judge:
             name, not over.size, dtype, largest, int(over.size), len(of_rows), said if over.size else "",
             row + first if over.size else None, position, {"index": shown, **values}, self.sequence.number,
         )  # fmt: skip
+
+    def _unseen(self, name: str, limits: Limit, wrong: Array, truth: Array) -> str:
+        """At which rows a wrong stage would be within its limits, in words; rows that were cached before apart."""
+        first = len(self.state["past_c_kv"]) if STAGES[name].axes.split()[0] == "N" else 0
+        within = (limits.units(wrong, truth).reshape(len(truth), -1).max(axis=1, initial=0) <= 1)[first:]
+        if not within.any():
+            return ""
+        return f"{self._where(name, first + int(within.argmax()))} ({within.sum()} of {len(within)} rows)"
 
     def _position(self, name: str, row: int) -> int | None:
         if name == "index_keys" and self.state.indexer.kpool is not None:

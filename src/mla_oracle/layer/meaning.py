@@ -9,7 +9,7 @@ from .sequences import sequences
 from .stages import stages_of
 
 ANGLES = {
-    "any": "in f32 in whatever way: what any mode rounds is allowed for",
+    "any": "in f32 in whatever way: what any mode rounds is allowed for, and sines of angles reduced in f32",
     "recurrence": "each is the one before it times base^(-2/R)",
     "power": "position * (base^(-2/R))^j",
     "closed": "position * base^(-2j/R)",

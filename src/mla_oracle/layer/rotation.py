@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rope as a layer applies it: YaRN or LongRoPE, either pairing, an angle mode; nothing in a NoPE model.
 
-`angles` is one of rope.ANGLES, or "any", which computes as closed and allows for the recurrence.
+`angles` is one of rope.ANGLES, or "any", which computes as closed and allows for the recurrence, and for cosines and
+sines that reduce their angle in f32. In a mode of rope.ANGLES they are those of the f32 angle, whatever its size; then
+pair 0, whose angle is the position itself, is exact as far as f32 holds whole numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from .config import LayerConfig
 
 ANGLE_MODES = ("any", *ANGLES)
 # Units of f32's roundoff that an f32 angle may be off by, of the angle itself, and how many more pair j adds: a power,
-# its reciprocal and the product with the position; a recurrence rounds twice a step. YaRN's blend may take 6 more.
+# its reciprocal and the product with the position; a recurrence rounds twice a step. YaRN's blend may take 6 more, and
+# so may a factor of LongRoPE. Of pair 0 the power is 1, and YaRN's ramp 0.
 ANGLE_UNITS = {"any": (4, 2), "recurrence": (2, 2), "power": (4, 2), "closed": (4, 0), "table": (0, 0)}
 YARN_UNITS = 6
 
@@ -47,18 +50,26 @@ def regrouped(config: LayerConfig, x: Array) -> Array:
 
 
 def angle_errors(config: LayerConfig, positions: Array, angles: str) -> Array:
-    """[T, R/2] what an f32 angle may be off by in the mode `angles`, in radians."""
+    """[T, R/2] what an f32 angle may be off by in the mode `angles`, in radians, 2 at most.
+
+    That is how far apart, over the length of a pair, two turns of it can be.
+    """
     geometry = config.geometry
     pairs = geometry.qk_rope_head_dim // 2
     base = config.longrope.base if config.longrope is not None else geometry.rope_theta
     if base is None:
         return np.zeros((len(positions), pairs))
     j = np.arange(pairs)
-    theta = np.abs(positions.astype(np.float64))[:, None] * base ** (-j / max(pairs, 1))
+    frequency = base ** (-j / max(pairs, 1))
+    place = positions.astype(np.float64)[:, None]
     fixed, more = ANGLE_UNITS[angles]
     if angles != "table" and (geometry.yarn is not None or config.longrope is not None):
         fixed += YARN_UNITS
-    found: Array = 2.0**-24 * (fixed + more * j) * theta
+    units = np.asarray(fixed + more * j, np.float64)
+    stored = 0.0 if angles == "table" else np.abs(place.astype(np.float32) - place) * frequency
+    if angles != "any" and config.longrope is None:
+        units[:1] = 0
+    found: Array = np.minimum(2.0**-24 * units * np.abs(place) * frequency + stored, 2.0)
     return found
 
 

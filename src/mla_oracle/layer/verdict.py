@@ -26,6 +26,7 @@ class Finding:
     position: int | None = None
     worst: dict[str, Any] = field(default_factory=dict)
     sequence: int = 0  # of which these are
+    blind: str = ""  # what a stage within its budget does not tell
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def merged(found: Sequence[Finding]) -> Finding:
     told = failed[0] if failed else max(found, key=lambda finding: finding.units or 0.0)
     units = max(finding.units or 0.0 for finding in found)
     over, rows = (sum(getattr(finding, name) for finding in found) for name in ("rows_over", "rows"))
-    return replace(told, units=units, rows_over=over, rows=rows)
+    blind = next((finding.blind for finding in found if finding.blind), "")
+    return replace(told, units=units, rows_over=over, rows=rows, blind=blind)
 
 
 def reason(findings: list[Finding], first: Finding | None) -> str:
