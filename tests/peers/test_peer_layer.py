@@ -11,7 +11,7 @@ from hooked_mla import DEEPSEEK_SIZES, GLM_SIZES, YARN, YARN_AMPLIFIED, Layer
 from safetensors.numpy import save_file
 from staged_mla import INDEXED, POOLED, dump
 
-from mla_oracle.layer import LayerConfig, check_stages, check_weights, read_weights, run, stages_of
+from mla_oracle.layer import STAGES, LayerConfig, check_stages, check_weights, read_weights, run, stages_of
 from mla_oracle.tensorfile import write_tensors
 
 GLM_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 8e6}}
@@ -78,6 +78,38 @@ def test_the_output_alone_is_within_its_budget(layer, dtype):
         how = {"held": dtype, "rope_layout": "neox" if parts else "interleaved"}
         verdict = check_stages(config, weights, call.inputs, few, **how)
         assert verdict.passed, verdict.reason
+
+
+def in_a_row(parts, axes=None):
+    """Arrays of several calls one after the other; columns are as many as the longest has."""
+    if axes is not None and axes.split()[-1] in ("N", "k"):
+        width = max(part.shape[-1] for part in parts)
+        pads = [[(0, 0)] * (part.ndim - 1) + [(0, width - part.shape[-1])] for part in parts]
+        parts = [np.pad(part, pad, constant_values=-1) for part, pad in zip(parts, pads, strict=True)]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("layer", [LAYERS[3], LAYERS[8]], ids=str)
+def test_calls_of_a_layer_are_sequences_of_one_case(layer):
+    dumped, config, weights = ours(layer, "bf16")
+    calls = dumped.calls
+    past = [name for name in calls[1].inputs if name.startswith("past")]
+    inputs = {name: in_a_row([call.inputs[name] for call in calls]) for name in ("hidden_states", "positions")}
+    empty = {name: calls[1].inputs[name][:0] for name in past}
+    rows = [empty | {name: call.inputs[name] for name in past if name in call.inputs} for call in calls]
+    inputs |= {name: in_a_row([of[name] for of in rows]) for name in past}
+    for name, counts in (
+        ("qo_indptr", [len(call.inputs["positions"]) for call in calls]),
+        ("past_indptr", [len(of["past_c_kv"]) for of in rows]),
+    ):
+        inputs[name] = np.concatenate([[0], np.cumsum(counts)])
+    stages = {name: in_a_row([c.stages[name] for c in calls], STAGES[name].axes) for name in calls[0].stages}
+    verdict = check_stages(config, weights, inputs, stages, numerics=NUMERICS)
+    assert verdict.passed, verdict.reason
+    turned = inputs["positions"].copy()
+    turned[-1] += 1
+    verdict = check_stages(config, weights, inputs | {"positions": turned}, stages, numerics=NUMERICS)
+    assert (verdict.first, verdict.sequence, verdict.row) == ("q_pe", len(calls) - 1, len(turned) - 1)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
