@@ -18,7 +18,7 @@ from ..caches import Cache
 from ..canonical import Problem as Canonical
 from ..canonical import checked
 from ..cases import PagedCase
-from ..visible import window_of
+from ..paging import window_of
 from . import joins, plan
 from .list_steps import biased, in_denominator, joined, list_address
 from .memory import ZERO
