@@ -152,9 +152,8 @@ def backend_of(problem: Problem, backend: str, isa: str | None = None) -> str:
 def multiply_adds(problem: Problem) -> int:
     """How large a problem is, for `backends.choose`."""
     _, H, D = problem.stored_q.shape
-    pairs: int = H * sum(len(one.slot) for one in problem.seen)
-    width: int = D + problem.value.stop - problem.value.start
-    return pairs * width
+    size: int = H * problem.seen.pairs() * (D + problem.value.stop - problem.value.start)
+    return size
 
 
 def _strict(case: PagedCase, problem: Problem) -> tuple[Array, Array]:

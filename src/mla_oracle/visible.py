@@ -83,6 +83,10 @@ class Visible:
         its cache's places [m, 3]. Raises InputError."""
         return self._lists(0, len(self.queries.starts) - 1, places, False)
 
+    def pairs(self) -> int:
+        """How many keys all queries together see. Raises InputError."""
+        return int(self.lists([np.empty((0, 3), np.int64)] * len(self.pagings)).counts.sum())
+
     def _lists(self, first: int, last: int, places: list[Array], positions: bool) -> Lists:
         """Of requests first .. last - 1."""
         starts = self.queries.starts[first : last + 1]
