@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels with a bug: what a mutant gives, with the roundings of an honest kernel on top, stored in its dtypes."""
+"""Kernels with a bug: what a mutant gives, with the roundings of an honest kernel on top, stored in its dtypes.
+
+Where many kernels are diagnosed on one case, `Judged` computes its truth, its budgets and its mutants once.
+"""
 
 import numpy as np
+import pytest
 
 from mla_oracle import budget, dtypes
 from mla_oracle.cases import DenseCase, PagedCase
+from mla_oracle.diagnosis import report
 from mla_oracle.diagnosis.discrimination import usual_kinds
+from mla_oracle.diagnosis.measure import Measure
+from mla_oracle.diagnosis.suspects import Suspects
+from mla_oracle.mutants import bank
 from mla_oracle.numerics import infer
 from mla_oracle.oracle import expected
 
@@ -48,3 +56,28 @@ def run(case, mutant, *, dtype=None, lse="f32", seed=1):
         kinds |= {"out": dtype}
     results = mutant.run(case)
     return stored({n: results[n] for n in truth}, kinds, truth, noise_of(case, kinds, truth, seed))
+
+
+class Judged:
+    """A case that all requests are compared of; `kinds`: the dtypes of the results."""
+
+    def __init__(self, case, kinds):
+        self.case, self.truth = case, expected(case, precision="f64")
+        self.measure = Measure(case, self.truth, kinds)
+        self.known = {}
+
+    def diagnose(self, actual):
+        """What `diagnose` gives, without cases that tell rivals apart."""
+        known, named = self.known, {mutant.name for mutant in bank()}
+
+        class Known(Suspects):
+            def results(self, mutant):
+                if self.requests is not None or not named.issuperset(mutant.name.split(" + ")):
+                    return super().results(mutant)
+                if mutant.name not in known:
+                    known[mutant.name] = super().results(mutant)
+                return known[mutant.name]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(report, "Suspects", Known)
+            return report.of_measured(self.case, actual, self.truth, self.measure, separate=False)

@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from buggy import Judged
 
 from mla_oracle.cli import main
 from mla_oracle.compare import check
-from mla_oracle.diagnosis import diagnose
 from mla_oracle.exchange import write_result
 from mla_oracle.inputs import generate
 from mla_oracle.mutants import find
@@ -57,13 +57,18 @@ WRONG = {
 }
 
 
+@pytest.fixture(scope="module")
+def judged():
+    return Judged(CASE, {"out": "f32", "lse": "f32"})
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_what_no_kernel_means_is_rejected_in_words(name):
+def test_what_no_kernel_means_is_rejected_in_words(name, judged):
     out, lse, words, family = WRONG[name]
     found = verdict(out.astype(np.float32), lse)
     assert not found.passed and words in found.reason, found.reason
     if family is not None:
-        diagnosis = diagnose(CASE, out.astype(np.float32), lse, separate=False)
+        diagnosis = judged.diagnose({"out": out.astype(np.float32), "lse": lse})
         families = [suspicion.family for suspicion in diagnosis.classes]
         assert family in families[:1] or not diagnosis.named, diagnosis.summary
 

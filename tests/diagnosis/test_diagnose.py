@@ -2,12 +2,13 @@
 """diagnose: classes and constants that the bank does not hold, compositions, honest doubt, and what is no bug."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
-from buggy import run
+from buggy import Judged, run
 
-from mla_oracle.diagnosis import diagnose, made, variants
+from mla_oracle.diagnosis import diagnose, made, suspects, variants
 from mla_oracle.diagnosis.facts import localise
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.errors import InputError
@@ -33,9 +34,16 @@ ID = "paged:geometry=deepseek-v3,heads=6,row=96,value=64,lens=65+0+1+131+60,toke
 CASE = generate(ID)
 
 
-def found(mutant, case=CASE, *, lse=True, **how):
+@cache
+def judged():
+    return Judged(CASE, {"out": "bf16", "lse": "f32"})
+
+
+def found(mutant, case=CASE, *, lse=True, separate=True):
     actual = run(case, mutant)
-    return diagnose(case, actual["out"], actual["lse"] if lse else None, **how)
+    if case is CASE and lse and not separate:
+        return judged().diagnose(actual)
+    return diagnose(case, actual["out"], actual["lse"] if lse else None, separate=separate)
 
 
 CONSTANTS = {
@@ -177,14 +185,16 @@ def test_a_bug_of_some_heads_is_named_with_the_heads():
     assert diagnosis.classes[0].where == "in heads 2, 3 only"
 
 
-def test_of_a_large_case_some_requests_are_compared():
-    case = generate("paged:heads=96,row=576,value=512,scale=0.1,lens=700x9+5+70,dtype=bf16")
+def test_of_a_large_case_some_requests_are_compared(monkeypatch):
+    case = generate("paged:heads=6,row=40,value=32,scale=0.1,lens=90x9+5+70,dtype=bf16")
+    monkeypatch.setattr(suspects, "WORK", 3 * 90 * 6 * (40 + 32) // 2)  # three of its longest requests
     truth = expected(case, precision="f64")
     wrong = find("temperature.half").run(case)
     out, lse = (wrong[name].astype(np.float32) for name in ("out", "lse"))
     diagnosis = diagnose(case, out, lse, truth=truth, separate=False)
     assert diagnosis.classes[0].family == "uniform temperature"
-    assert diagnosis.requests is not None and 1 < len(diagnosis.requests) < 11
+    assert diagnosis.requests == [0, 3, 9, 10]
+    assert suspects.Suspects(case, truth, diagnosis.requests).results(find("temperature.half"))["out"].shape[0] == 4
 
 
 def test_how_far_rows_are_off_is_said_where_no_number_of_budgets_says_it():

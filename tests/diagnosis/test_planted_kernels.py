@@ -7,14 +7,12 @@ more than the interpreter holds.
 """
 
 import pytest
+from buggy import Judged
 from planted import other, paged
 
 from mla_oracle.compare import check
-from mla_oracle.diagnosis import diagnose, report
-from mla_oracle.diagnosis.measure import Measure
-from mla_oracle.diagnosis.suspects import Suspects
+from mla_oracle.diagnosis import diagnose
 from mla_oracle.inputs import generate
-from mla_oracle.mutants import bank
 from mla_oracle.oracle import expected
 
 pytest.importorskip("cuda.bindings", reason="the extra cuda is not installed")
@@ -217,15 +215,12 @@ FORMS = {
 }  # fmt: skip
 
 
-class Kernel:
-    """One kernel of paged decode, and a case for it; what the bank gives on it is computed once."""
+class Kernel(Judged):
+    """One kernel of paged decode, and a case for it."""
 
     def __init__(self, dtype, name, arch, file):
-        self.case = generate(f"{ID},dtype={dtype}")
-        self.truth = expected(self.case)
+        super().__init__(generate(f"{ID},dtype={dtype}"), {"out": "f32", "lse": "f32"})
         self.name, self.arch, self.file = name, arch, file
-        self.measure = Measure(self.case, self.truth, {"out": "f32", "lse": "f32"})
-        self.known = {}
 
     def run(self, *changes):
         return paged(self.case, [(self.file, *change) for change in changes], self.name, self.arch)
@@ -234,19 +229,7 @@ class Kernel:
         """The diagnosis of what must be rejected."""
         results = self.run(*changes)
         assert not check(self.case, results, self.truth).passed
-        known = self.known
-
-        class Known(Suspects):
-            def results(self, mutant):
-                if mutant not in bank():
-                    return super().results(mutant)
-                if mutant not in known:
-                    known[mutant] = super().results(mutant)
-                return known[mutant]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(report, "Suspects", Known)
-            found = report.of_measured(self.case, results, self.truth, self.measure, separate=False)
+        found = super().diagnose(results)
         assert found.facts
         return found
 
