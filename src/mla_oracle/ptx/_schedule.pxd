@@ -14,11 +14,12 @@ from mla_oracle.ptx._block cimport (
 from mla_oracle.ptx._bulk cimport bulk, none_copied
 from mla_oracle.ptx._deadlock cimport refuse
 from mla_oracle.ptx._execute cimport compute
+from mla_oracle.ptx._flights cimport none_multiplied, unused
 from mla_oracle.ptx._mbarrier cimport mbarrier
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._tensor cimport matrices
 from mla_oracle.ptx._warp cimport collective, ready
-from mla_oracle.ptx._wgmma cimport none_multiplied, unused, warpgroup, whole_groups
+from mla_oracle.ptx._wgmma cimport warpgroup, whole_groups
 
 cdef enum:
     NOWHERE = 0x7FFFFFFF

@@ -11,8 +11,8 @@
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from mla_oracle.ptx._block cimport EXITED, OPERANDS, Block, Instr, Products, fail, row, sized
-from mla_oracle.ptx._clocks cimport proxy_columns, told_of
+from mla_oracle.ptx._block cimport EXITED, Block, Instr, fail, row, sized
+from mla_oracle.ptx._flights cimport A_IN_REGISTERS, GROUP, NEGATED, TURNED_A, TURNED_B, settle_products, take_off
 from mla_oracle.ptx._formats cimport widen_f16
 from mla_oracle.ptx._opcodes cimport *
 from mla_oracle.ptx._proxies cimport Seen, look, sees
@@ -22,16 +22,7 @@ cdef extern from "_tensor.h" nogil:
     void add_products(const float* a, const eight* b, eight* sums)
 
 cdef enum:
-    GROUP = 128         # lanes of a warpgroup
     WIDEST = 256        # N
-
-# Instr.flags
-cdef enum WgmmaFlag:
-    NEGATED = 1
-    TURNED_A = 2
-    TURNED_B = 4
-    A_IN_REGISTERS = 8
-
 
 # A matrix in shared memory, as its descriptor says (9.7.15.5.1.2.2); bytes.
 cdef struct Matrix:
@@ -191,61 +182,6 @@ cdef inline const uint32_t* viewed(Block* b, Py_ssize_t lane) noexcept nogil:
     return view
 
 
-cdef inline bint unused(Block* b, const Instr* i, const uint32_t* mask) noexcept nogil:
-    """Are the suspects among its operands free of products in flight? A move takes along that they are not."""
-    cdef Py_ssize_t first, k
-    cdef uint32_t here, waited
-    cdef uint32_t* using
-    if b.shadow.told == NULL:
-        return True
-    for first in range(0, b.n, 32):
-        here = 0
-        for k in range(first, first + 32):
-            here |= mask[k]
-        if not here:
-            continue
-        using = b.in_flight + ((b.low + first) >> 5) * b.launch.rows
-        waited = b.products[(b.low + first) >> 5].waited
-        if i.op == MOV_32 and i.suspects & 2 and using[i.operand[1]] >> 10 > waited:
-            using[i.operand[0]] = using[i.operand[1]]
-            continue
-        for k in range(OPERANDS):
-            if i.suspects >> k & 1 and using[i.operand[k]] >> 10 > waited:
-                return fail(b, IN_USE, b.low + first, i.operand[k], 0, 0)
-    return True
-
-
-cdef inline bint take_off(Block* b, const Instr* i, Py_ssize_t lane, uint32_t group) noexcept nogil:
-    """The registers of a product of one warp are in flight from here. Those of D may be so already if N is the same."""
-    cdef uint32_t* using = b.in_flight + (lane >> 5) * b.launch.rows
-    cdef const int32_t* units = b.launch.targets + i.imm
-    cdef uint32_t waited = b.products[lane >> 5].waited
-    cdef int k
-    if i.suspects:
-        return fail(b, WGMMA_UNFENCED, lane, 0, 0, 0)
-    for k in range(4 if i.flags & A_IN_REGISTERS else 0):
-        if using[i.operand[k]] >> 10 > waited and not using[i.operand[k]] & 1:
-            return fail(b, IN_USE, lane, i.operand[k], 0, 0)
-        using[i.operand[k]] = group << 10 | 1
-    for k in range(i.second):
-        if using[units[k]] >> 10 > waited and using[units[k]] & 1023 != <uint32_t>i.count:
-            return fail(b, IN_USE, lane, units[k], 0, 0)
-        using[units[k]] = group << 10 | <uint32_t>i.count
-    return True
-
-
-cdef inline void settle_products(Block* b, const Instr* i, Py_ssize_t first) noexcept nogil:
-    """commit_group and wait_group of one warp."""
-    cdef Products* p = b.products + (first >> 5)
-    cdef Py_ssize_t k, column = 2 * proxy_columns(b) + first // GROUP
-    if i.op == WGMMA_COMMIT:
-        p.committed += 1
-    elif i.op == WGMMA_WAIT and p.committed > <uint32_t>i.imm:
-        p.waited = max(p.waited, p.committed - <uint32_t>i.imm)
-        for k in range(first, first + 32):
-            told_of(b, k)[column] = max(told_of(b, k)[column], p.waited + 1)
-
-
 cdef inline bint multiply_group(Block* b, const Instr* i, Py_ssize_t first) noexcept nogil:
     """One warpgroup."""
     cdef float A[64 * 16]
@@ -310,13 +246,4 @@ cdef inline bint warpgroup(Block* b, const Instr* i, const uint32_t* mask) noexc
         if mask[first] and not multiply_group(b, i, first):
             return False
         first += GROUP
-    return True
-
-
-cdef inline bint none_multiplied(Block* b, const uint32_t* mask) noexcept nogil:
-    """Before the lanes in `mask` exit: are products in flight?"""
-    cdef Py_ssize_t k
-    for k in range(b.n):
-        if mask[k] and b.products[(b.low + k) >> 5].issued > b.products[(b.low + k) >> 5].waited:
-            return fail(b, WGMMA_UNFINISHED, b.low + k, 0, 0, 0)
     return True

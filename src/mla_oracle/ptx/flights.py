@@ -2,7 +2,7 @@
 """Which instructions may touch registers of a wgmma in flight, and which products may lack their wgmma.fence.
 
 Both are data flow over the code, whatever the paths taken: sets of registers are bits, as in rows.py. An instruction
-that may touch such a register is looked at again when it runs (_wgmma.pxd), so that only real ones are faults.
+that may touch such a register is looked at again when it runs (_flights.pxd), so that only real ones are faults.
 A move carries what its source is: NVRTC copies accumulators that ptxas leaves where they are.
 """
 

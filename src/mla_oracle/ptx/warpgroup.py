@@ -14,7 +14,7 @@ from mla_oracle.ptx.syntax import Statement
 if TYPE_CHECKING:
     from mla_oracle.ptx.assembler import Assembler
 
-NEGATED, TURNED_A, TURNED_B, A_IN_REGISTERS = 1, 2, 4, 8  # flags, as in _wgmma.pxd
+NEGATED, TURNED_A, TURNED_B, A_IN_REGISTERS = 1, 2, 4, 8  # flags, as in _flights.pxd
 
 
 @handles("wgmma")
