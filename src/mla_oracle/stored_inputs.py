@@ -24,10 +24,17 @@ if TYPE_CHECKING:
 
 
 def stored_queries(recipe: PagedRecipe, q: Array) -> Array:
-    """q [N, H, D] as it is stored: what q_scale multiplies."""
-    wide = q if recipe.q_scale is None else q / np.float32(recipe.q_scale)
+    """q [N, H, D] as it is stored: what q_scale multiplies. Raises InputError where its dtype does not hold that."""
     kind = recipe.q_dtype or recipe.dtype
-    return dtypes.round_to(wide, kind, saturate=kind == "e4m3")
+    if recipe.q_scale is None:
+        return dtypes.round_to(q, kind, saturate=kind == "e4m3")
+    with np.errstate(all="ignore"):
+        scale = np.float32(recipe.q_scale)
+        stored = dtypes.round_to(q / scale, kind, saturate=kind == "e4m3")
+    if not (0 < scale < np.inf and np.isfinite(stored.astype(np.float32)).all()):
+        raise InputError(f"case id {str(recipe)!r} has q_scale={recipe.q_scale!r}, expected one by which q / q_scale "
+                         f"is finite in {kind}")  # fmt: skip
+    return stored
 
 
 def poison(recipe: PagedRecipe, name: str, rows: Array, unread: Array) -> None:

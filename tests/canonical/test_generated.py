@@ -285,6 +285,11 @@ def test_several_kv_heads_have_rows_of_their_own():
         ("invalid=many", "has invalid=many, expected none or some or rows"),
         ("format=a b", "has format=a b, expected a name of letters, digits, _ and ."),
         ("q_dtype=e5m2", "has q_dtype=e5m2, expected f32 or f16 or bf16 or e4m3"),
+        ("q_scale=1e-300", "has q_scale=1e-300, expected one by which q / q_scale is finite in f32"),
+        ("q_scale=1e300", "has q_scale=1e+300, expected one by which q / q_scale is finite in f32"),
+        ("q_scale=1e-42", "has q_scale=1e-42, expected one by which q / q_scale is finite in f32"),
+        ("q_dtype=f16,q_scale=1e-05", "has q_scale=1e-05, expected one by which q / q_scale is finite in f16"),
+        ("q_dtype=e4m3,q_scale=1e-300", "has q_scale=1e-300, expected one by which q / q_scale is finite in e4m3"),
     ],
 )
 def test_an_option_that_says_nothing_or_contradicts_another_is_one_line(options, reason):
