@@ -46,6 +46,7 @@ class Figures:
     units: float | None = None  # error over budget
     rows_over: int | None = None  # rows beyond their budget, of all
     rows: int | None = None
+    rows_blind: int | None = None  # rows whose budget is as large as out itself, or 1 of an LSE: it tells nothing
     error: float | None = None  # of out: RMS over the row's own; of an LSE: absolute
     allowed: float | None = None  # what of that the budget allows
     cosine: float | None = None
@@ -196,7 +197,14 @@ class _Judge:
         if not units:
             return "within tolerance of the f64 truth"
         used = ", ".join(f"{name} {value:.3g}" for name, value in units.items())
-        return f"within budget of the f64 truth ({used} of it), numerics {self.numerics['origin']}"
+        said = f"within budget of the f64 truth ({used} of it), numerics {self.numerics['origin']}"
+        blind = [
+            f"; the case is blind in {figure.rows_blind} of {figure.rows} rows of {name}, whose budget is "
+            f"{'1 or more' if name.endswith('lse') else 'as large as they are'}"
+            for name, figure in figures.items()
+            if figure.rows_blind
+        ]
+        return said + "".join(blind)
 
     def blame(self, reasons: dict[str, str], figures: dict[str, Figures]) -> list[str]:
         """What a failed budget was made for."""
@@ -238,11 +246,12 @@ class _Judge:
         result = "lse" if name.endswith("lse") else "out"
         units = budget.units({result: actual}, {result: w})[result]
         if not units.size:
-            return (), {"units": 0.0, "rows_over": 0, "rows": 0}, None
+            return (), {"units": 0.0, "rows_over": 0, "rows": 0, "rows_blind": 0}, None
         row = tuple(int(i) for i in np.unravel_index(int(units.argmax()), units.shape))
         over = int((units > 1).sum())
+        allowed = budget.allowed({result: w})[result]
         values = {"units": _short(units[row]), "rows_over": over, "rows": int(units.size)}
-        values["allowed"] = _short(budget.allowed({result: w})[result][row])
+        values |= {"rows_blind": int((allowed >= 1).sum()), "allowed": _short(allowed[row])}
         if result == "lse":
             index = row
             values["error"] = 0.0 if g[row] == w[row] or np.isnan(w[row]) else _short(abs(g[row] - w[row]))

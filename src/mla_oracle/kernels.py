@@ -39,12 +39,12 @@ KERNELS = {
     ),
     "vllm-triton": Kernel(
         "vLLM vllm/v1/attention/ops/triton_decode_attention.py: tl.exp, tl.dot(p.to(v.dtype), v), tl.sum(p) of the "
-        "weights before the cast; partial outputs in f32",
-        {"p_base": "max", "row_sum": "f32", "exp": "exp2", "partials": "f32"},
+        "weights before the cast; 2 * tl.sigmoid(2 * x) - 1 of a logit_cap; partial outputs in f32",
+        {"p_base": "max", "row_sum": "f32", "exp": "exp2", "partials": "f32", "tanh": "sigmoid"},
     ),
     "sglang-triton": Kernel(
         "SGLang python/sglang/srt/layers/attention/triton_ops/decode_attention.py: as vllm-triton",
-        {"p_base": "max", "row_sum": "f32", "exp": "exp2", "partials": "f32"},
+        {"p_base": "max", "row_sum": "f32", "exp": "exp2", "partials": "f32", "tanh": "sigmoid"},
     ),
     "sglang-cpu": Kernel(
         "SGLang sgl-kernel/csrc/cpu/decode.cpp, decode_attention_mla_kernel_impl: exp_u20, weights summed in f32 and "

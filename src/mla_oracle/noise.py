@@ -7,8 +7,9 @@ Errors of different roundings are independent, so their squares add. With p the 
     a weight     its rounding to p: relative in the normal range, a step below    -> p v
     a sum of n   a walk of one rounding a step; truncation drifts as well         -> sqrt(sum p^2 v^2) or |out|
                  below the normal range of f16 every step rounds to a step of it  -> alone, over the sum of weights
-    a softcap    its steps, relative to what they give, and tanh's own; what the  -> a score
-                 score was off by before it is damped by its slope, 1 - tanh^2
+    a softcap    its steps, relative to what they give, and tanh's own, of which  -> a score
+                 a sigmoid's is a step of the cap however small the score; what
+                 the score was off by before it is damped by its slope, 1 - tanh^2
     a bias       the sum's rounding, and the bias's own times log2(e)             -> a score
     a sink       an LSE of the keys that is off shifts the sink's share of all    -> share |out|
     the results  half a unit of their dtype
@@ -26,7 +27,7 @@ import numpy as np
 from .arrays import Array
 from .emulate import EXP_ERROR, Problem
 from .numerics import Numerics
-from .options import TANH_APPROX, TANH_STEP
+from .options import TANH_ERROR, TANH_STEP
 from .roundings import STEP
 
 F32 = np.float32
@@ -179,10 +180,12 @@ def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
     if problem.softcap:
         cap, capped = F32(problem.softcap), np.where(p > 0, capped, F32(0))
         slope = 1 - np.square(capped / cap)
-        approx = TANH_APPROX if numerics.tanh == "approx" else 0.0
-        of_tanh = np.hypot(F32(math.hypot(once, once, approx)) * np.abs(capped), F32(TANH_STEP) * cap)
-        error = np.hypot(np.hypot(error, F32(once) * np.abs(scaled)) * slope, of_tanh)
-        moved = scaled * slope
+        own = math.hypot(once, once, TANH_ERROR.get(numerics.tanh, UNIT["f32"]))
+        step = TANH_STEP if numerics.tanh == "sigmoid" else SMALLEST["f32"]
+        of_tanh = np.hypot(F32(own) * np.abs(capped), F32(step) * cap)
+        damped = slope > 0  # a score that is not finite has none
+        error = np.hypot(np.where(damped, np.hypot(error, F32(once) * np.abs(scaled)) * slope, F32(0)), of_tanh)
+        moved = np.where(damped, scaled * slope, F32(0))
     if problem.bias is not None:
         bias = np.where(p > 0, problem.bias, F32(0))
         error = np.hypot(error, F32(once) * np.abs(s)) + F32(UNIT["f32"]) * (np.abs(s) + np.abs(bias))

@@ -21,13 +21,14 @@ from .caches import held_as
 from .cases import Case, DenseCase, PagedCase
 from .errors import InputError
 
+SOFTCAP = 2.0**10  # up to which an absolute error of tanh is taken for honest
 ROUNDED = ("f32", "bf16x2", "tf32", "bf16", "f16", "e4m3")  # bf16x2: the sum of two numbers of bf16
 CHOICES: dict[str, tuple[str, ...]] = {
     "query": ROUNDED,
     "cache": ROUNDED,
     "score_accumulator": ("f32", "mma", "f16", "mma-f16"),
     "scores": ("f32", "bf16", "f16"),
-    "tanh": ("f32", "approx"),
+    "tanh": ("f32", "sigmoid", "approx"),
     "p": ROUNDED,
     "p_base": ("max", "stale", "normalised", "any"),
     "row_sum": ("f32", "p", "any"),
@@ -47,7 +48,7 @@ class Numerics:
     cache: str  # the latent row as it is multiplied, as key and as value; of a format, what its reader makes of it
     score_accumulator: str  # f32, f16: rounded to nearest, any order; mma: f32 truncated every 16 products; mma-f16
     scores: str  # the scores, before and after they are scaled, and after every step of a softcap and a bias
-    tanh: str  # of a softcap: f32: within 2^-22; approx: within 2^-11 of itself, as tanh.approx.f32
+    tanh: str  # f32, approx: within 2^-22, 2^-11 of itself; sigmoid: within 2^-22 of 1, as 2 sigmoid(2 x) - 1
     p: str  # the weights as they are multiplied with the values
     p_scale: float  # the weight of the largest score, before it is rounded
     p_base: str  # weights are relative to a running maximum, to one renewed lazily (stale), or divided by their sum
@@ -86,6 +87,9 @@ def infer(case: Case, results: Mapping[str, str]) -> Numerics:
 
     The rows of a format are multiplied as its reader rounds them, where the query has that dtype or e4m3; else, and
     where the reader rounds nothing (the kernel folds the scale into others), as they are, which is told as f32.
+
+    A tanh may be made of a sigmoid where that costs little, with softcaps up to 2^10 (those in use are 15 to 50):
+    beyond, its rounding is larger than what a case can be judged by, and has to be declared.
     """
     stored = _stored(case)
     query, cache = (name if name in ROUNDED else "f32" for name in stored)
@@ -104,7 +108,7 @@ def infer(case: Case, results: Mapping[str, str]) -> Numerics:
         cache=cache,
         score_accumulator=sums,
         scores="f32",
-        tanh="f32",
+        tanh="sigmoid" if isinstance(case, PagedCase) and 0 < (case.softcap or 0) <= SOFTCAP else "f32",
         p=p,
         p_scale=1.0,
         p_base="any",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 F32 = np.float32
 SINKS = ("after", "within", "before")
-TANH_STEP = 2.0**-22  # absolute, of tanh in f32; 1 - 2 / (1 + exp(2 x)) has no more bits near 0
-TANH_APPROX = 2.0**-11  # relative, of tanh.approx.f32 (PTX ISA, "tanh")
+TANH_STEP = 2.0**-22  # absolute, of 1 - 2 / (1 + exp(2 x)) in f32, which has no more bits near 0
+TANH_ERROR = {"f32": 2.0**-22, "approx": 2.0**-11}  # relative, of tanhf and of tanh.approx.f32 (PTX ISA, "tanh")
 
 
 def scored(
@@ -42,10 +42,10 @@ def scored(
 
 
 def _tanh(x: Array, how: str, rng: np.random.Generator) -> Array:
-    found: Array = 1 - 2 / (1 + np.exp(2 * x)) if how == "f32" and rng.integers(2) else np.tanh(x)
-    if how == "approx":
+    found: Array = 1 - 2 / (1 + np.exp(2 * x)) if how == "sigmoid" and rng.integers(2) else np.tanh(x)
+    if how in TANH_ERROR:
         sign = F32(rng.integers(3) - 1)
-        found = found * (1 + F32(TANH_APPROX) * (sign if sign else 2 * rng.random(x.shape, F32) - 1))
+        found = found * (1 + F32(TANH_ERROR[how]) * (sign if sign else 2 * rng.random(x.shape, F32) - 1))
     return found
 
 

@@ -157,14 +157,41 @@ def test_numerics_are_declared_as_for_plain_cases():
     assert judged(case, stored(coarse), truth, numerics="p=e4m3").passed
 
 
-@pytest.mark.parametrize("options", ["softcap=1e30", "output_scale=1e300"])
-def test_a_case_whose_budget_is_not_a_number_is_refused(options):
+@pytest.mark.parametrize(("options", "numerics"), [("softcap=1e30", "tanh=sigmoid"), ("output_scale=1e300", None)])
+def test_a_case_whose_budget_is_not_a_number_is_refused(options, numerics):
     case = made(options)
     truth = expected(case)
     wrong = {name: np.float64(2) * array for name, array in truth.items()}
     for actual in (truth, wrong):
         with pytest.raises(UnsupportedError, match=r"has no budget: its scores or results are beyond what f32 holds$"):
-            check(case, actual, truth)
+            check(case, actual, truth, numerics=numerics)
+
+
+@pytest.mark.parametrize("softcap", [2e3, 1e6, 1e12, 1e19, 1e25, 1e30])
+def test_a_softcap_beyond_all_scores_changes_no_budget(softcap):
+    """tanh is x near 0, so nothing of a score is lost; a kernel that loses it has to be declared."""
+    plain, capped = made("seed=7"), made(f"seed=7,softcap={softcap!r}")
+    truth = expected(capped)
+    units = []
+    for case in (plain, capped):
+        given = {"out": (1 + 3e-4) * truth["out"], "lse": truth["lse"] + 3e-4}
+        figures = check(case, given, truth, numerics="p=f32,row_sum=f32").figures
+        units.append([figures[name].units for name in ("out", "lse")])
+        assert min(units[-1]) > 5 and figures["out"].rows_blind == 0
+    np.testing.assert_allclose(units[1], units[0], rtol=0.3)
+
+
+def test_a_pass_tells_where_the_budget_is_as_large_as_the_results():
+    case = made("softcap=1e9")
+    truth = expected(case)
+    off = {"out": np.where(truth["out"] == 0, 0, 2 * truth["out"] + 1), "lse": truth["lse"]}
+    assert not check(case, off, truth).passed
+    verdict = check(case, off, truth, numerics="tanh=sigmoid")
+    rows = int((truth["out"] != 0).any(axis=-1).sum())
+    assert verdict.passed and verdict.figures["out"].rows_blind == rows
+    said = f"the case is blind in {rows} of {truth['lse'].size} rows of out, whose budget is as large as they are"
+    assert said in verdict.reason and "rows of lse, whose budget is 1 or more" in verdict.reason
+    assert "blind" not in check(case, truth, truth).reason
 
 
 def test_a_row_that_a_huge_key_makes_unjudgeable_is_not_accepted():

@@ -211,11 +211,15 @@ def test_a_softcap_damps_what_scores_are_off_by():
     assert (of_lse[1] < 0.05 * of_lse[0]).all()
 
 
-def test_a_large_softcap_costs_what_tanh_is_off_by_near_0():
-    case = generate("paged:heads=4,row=72,value=64,lens=200,scale=0.001,softcap=3000.0")
-    _, found = noise_of(case, "p=f32,row_sum=f32")
-    assert (found.lse_scale > 0.5 * 2.0**-22 * 3000).all()
-    assert check(case, run(case, two_pass(tanh="sigmoid")), expected(case)).passed
+@pytest.mark.parametrize(("softcap", "numerics"), [("1000.0", None), ("3000.0", "tanh=sigmoid")])
+def test_a_large_softcap_costs_what_a_sigmoid_is_off_by_near_0(softcap, numerics):
+    case = generate(f"paged:heads=4,row=72,value=64,lens=200,scale=0.001,softcap={softcap}")
+    step, given = 0.5 * 2.0**-22 * float(softcap), run(case, two_pass(tanh="sigmoid"))
+    _, found = noise_of(case, ",".join(["p=f32,row_sum=f32", *([numerics] if numerics else [])]))
+    assert (found.lse_scale > step).all()
+    assert check(case, given, expected(case), numerics=numerics).passed
+    assert check(case, given, expected(case), numerics="tanh=f32").figures["out"].units > 3
+    assert infer(case, F32).tanh == ("f32" if numerics else "sigmoid")
 
 
 def with_sinks_above(case, by, **more):
