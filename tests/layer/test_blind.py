@@ -3,10 +3,11 @@
 
 import numpy as np
 import pytest
-from engine import CONFIG, PLAIN, Engine, random_states, random_weights
+from engine import CONFIG, INDEXED, PLAIN, STORED, Engine, TransformedEngine, random_states, random_weights
 
 from mla_oracle import rope_interleaved
 from mla_oracle.layer import LayerConfig, check_stages, check_weights
+from mla_oracle.layer.indexer import fp8_apart
 
 TOKENS = 6
 MODES = ("recurrence", "power", "closed", "table")
@@ -75,3 +76,41 @@ def test_attention_alone_tells_differences_of_positions_alone():
     for keep in ("attn", "out", "kv_cache"):
         assert not blind(judged(5, "any", keep=(keep,), **past))
     assert judged(5, "any", off=1, keep=("attn",), **past).first == "attn"
+
+
+UNSEEN = ("index_q", "index_k", "index_keys")
+
+
+def scored(engine, scores, *, without=UNSEEN, dtype="f32", tokens=24, **how):
+    weights = random_weights(INDEXED)
+    read = LayerConfig.from_hf_config(INDEXED, index_scores=scores, index_hadamard=engine is not Engine)
+    checked = check_weights({name.removesuffix(".weight"): w for name, w in weights.items()}, read)
+    inputs = {"hidden_states": random_states(INDEXED, tokens).astype(STORED[dtype]), "positions": np.arange(tokens)}
+    dump = engine(INDEXED, weights, dtype)(*inputs.values())
+    return check_stages(read, checked, inputs, {k: v for k, v in dump.items() if k not in without}, **how)
+
+
+def test_scores_in_f32_are_told_from_fp8_where_what_they_multiply_is_not_dumped():
+    for engine, own, other in ((Engine, "f32", "fp8"), (TransformedEngine, "fp8", "f32")):
+        right = scored(engine, own)
+        assert right.passed, right.reason
+        assert all("(1 of 24 rows)" in said for said in blind(right).values())
+        assert scored(engine, other).first == "index_scores"
+        assert scored(engine, other, without=()).first == "index_scores"
+
+
+def test_scores_in_bf16_that_may_be_fp8_are_said_to():
+    said = "index_scores would be within its budget were index scores in f32, at query 0, position 0 (24 of 24 rows)"
+    right = scored(TransformedEngine, "fp8", dtype="bf16")
+    assert right.passed and blind(right) == {"index_scores": said}
+    assert not blind(scored(TransformedEngine, "fp8", dtype="bf16", without=()))
+    of_choice = scored(TransformedEngine, "fp8", dtype="bf16", without=(*UNSEEN, "index_scores"))
+    assert of_choice.passed and blind(of_choice) == {"topk": "topk would be right were index scores in f32"}
+
+
+def test_a_row_rounds_on_where_it_may_be_off_over_the_middle_of_two_or_into_another_scale():
+    x = np.array([[448.0, 17.0, 16.2, 0.0015]])  # steps of 2 from 16 on, and of 2^-9 below 2^-6
+    off = np.array([[0.0, 0.1, 0.5, 0.0]])
+    assert fp8_apart(x, off).tolist() == [[0, 2, 0, 0]]
+    off[0, 0] = 1.0  # 449 has a scale of 2: 0.0015 is 0.38 steps, and were 0.77
+    assert fp8_apart(x, off).tolist() == [[0, 2, 0, 2.0**-9]]

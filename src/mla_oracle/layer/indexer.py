@@ -50,9 +50,27 @@ def hadamard(x: Array) -> Array:
 
 def fp8(x: Array) -> Array:
     """x [..., d] as an fp8 kernel multiplies it: e4m3 times the scale of the row, in the number type of x."""
-    largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True), x.dtype.type(1e-4))
-    fraction, exponent = np.frexp(largest / x.dtype.type(448))
-    scale = np.ldexp(x.dtype.type(1), exponent - (fraction == 0.5))  # the least power of two not below
+    return _stored(x, np.abs(x).max(axis=-1, keepdims=True))
+
+
+def fp8_apart(x: Array, off: Array) -> Array:
+    """How far fp8(x) may be from that of a row whose every element is off by `off` or less: 0 where none is rounded on.
+
+    x and off [..., d]; the scale of the row is that of its largest element, be it off one way or the other.
+    """
+    held, size = fp8(x), np.abs(x)
+    found = np.zeros_like(x)
+    for largest in (size - off, size + off):
+        for side in (x - off, x + off):
+            found = np.maximum(found, np.abs(_stored(side, largest.max(axis=-1, keepdims=True)) - held))
+    return found
+
+
+def _stored(x: Array, largest: Array) -> Array:
+    """x rounded to e4m3 times the scale of rows whose largest element this is, [..., 1]."""
+    real = x.dtype.type
+    fraction, exponent = np.frexp(np.maximum(largest, real(1e-4)) / real(448))
+    scale = np.ldexp(real(1), exponent - (fraction == 0.5))  # the least power of two not below
     held: Array = round_to(x / scale, "e4m3", saturate=True).astype(x.dtype) * scale
     return held
 

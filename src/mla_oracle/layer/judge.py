@@ -20,9 +20,9 @@ import numpy as np
 from .. import dtypes
 from ..arrays import Array
 from ..checks import widen
-from .blind import at_next_positions, told_by
+from .blind import mistakes, of_other_scores
 from .choice import check_tokens, differences
-from .indexer import selected
+from .indexer import choose, selected
 from .layout import OF_ROPE
 from .limits import Limit, attention_limit, limit
 from .sequences import Sequence
@@ -70,13 +70,12 @@ class Judge:
         if hidden.any():
             limits = limits._replace(scale=np.where(hidden, 1.0, limits.scale))
         found = self._finding(name, limits.units(actual, truth), limits.ratio(actual, truth), told, limits, dtype)
-        if found.passed and told_by(state, self.given, name):
-            moved = at_next_positions(state, self.given, name)
-            moved = moved[..., None] if name == "lse" else moved
-            rows = self._unseen(name, limits, np.where(hidden, truth, moved), truth)
-            said = f"{name} would be within its budget were every position one more, {rows}" if rows else ""
-            found = dataclasses.replace(found, blind=said)
-        return found
+        said = []
+        for mistake, wrong in mistakes(state, self.given, name) if found.passed else ():
+            wrong = wrong[..., None] if name == "lse" else wrong
+            rows = self._unseen(name, limits, np.where(hidden, truth, wrong), truth)
+            said += [f"{name} would be within its budget {mistake}, {rows}"] if rows else []
+        return dataclasses.replace(found, blind="; ".join(said))
 
     def part(self, kind: str, parted: bool, name: str) -> None:
         """Part the pairs of rotated rows, or do not; what of them stands before `name` and was not dumped is ours."""
@@ -198,7 +197,8 @@ class Judge:
         if (selected(topk, seen.shape[1]) & seen).any(axis=1).all():  # else a query would attend to nothing
             self.state.values["topk"] = topk
         if not wrong:
-            return Finding("topk", True, "i64", 0.0, 0, len(ours), sequence=self.sequence.number)
+            said = self._blind_choice(ours)
+            return Finding("topk", True, "i64", 0.0, 0, len(ours), sequence=self.sequence.number, blind=said)
         row = min(wrong)
         said = f"{wrong[row]}, {self._where('topk', row)} ({len(wrong)} of {len(ours)} rows)"
         position = self._position("topk", row)
@@ -206,3 +206,11 @@ class Judge:
             "topk", False, "i64", np.inf, len(wrong), len(ours), said, row + first, position,
             sequence=self.sequence.number,
         )  # fmt: skip
+
+    def _blind_choice(self, ours: Array) -> str:
+        """What a right choice does not tell, where the scores that it was made of are not dumped."""
+        if "index_scores" in self.given or self.state.indexer.kpool is not None:
+            return ""
+        mistake, scores = of_other_scores(self.state)
+        other = choose(self.state.indexer, scores, self.state.seen)
+        return "" if differences(self.spread, other, ours) else f"topk would be right {mistake}"

@@ -11,6 +11,7 @@ import numpy as np
 from ..arrays import Array
 from ..noise import RMS, UNIT, walk
 from . import indexer
+from .limits import limit
 from .spread import U32, Spread
 
 
@@ -76,13 +77,20 @@ def _index_weights(e: Spread, out: Array) -> Array:
     return np.sqrt(squared / s.indexer.num_heads + np.square(RMS * U32 * out))
 
 
+def _flips(x: Array, squared: Array | None) -> Array | None:
+    """The squared errors of fp8(x): where x is not exact, an element near the middle of two may be either."""
+    if squared is None:
+        return None
+    off = np.sqrt(np.broadcast_to(squared, x.shape))
+    return np.square(indexer.fp8_apart(x, off * limit(off).largest[..., None]))
+
+
 def _index_scores(e: Spread, out: Array) -> Array:
     s = e.state
     q, keys, w = s["index_q"], s["index_keys"], s["index_weights"]
     of_q, of_k, of_w = (e.squares(name) for name in ("index_q", "index_keys", "index_weights"))
-    if s.indexer.scores == "fp8":  # a row that is not exact may round to a neighbour
-        of_q = None if of_q is None else of_q + np.square(2 * UNIT["e4m3"] * q)
-        of_k = None if of_k is None else of_k + np.square(2 * UNIT["e4m3"] * keys)
+    if s.indexer.scores == "fp8":
+        of_q, of_k = _flips(q, of_q), _flips(keys, of_k)
         q, keys = indexer.fp8(q), indexer.fp8(keys)
     d = s.indexer.head_dim
     products = np.einsum("tnd,kd->tnk", q, keys, optimize=True)
