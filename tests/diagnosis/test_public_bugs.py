@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public bugs outside the log: rejected by the suite, and the class of each named first on the case that rejects it."""
 
+from functools import cache
+
 import pytest
+from buggy import Judged
 from public_kernels import PUBLIC, RIGHT
 
+from mla_oracle import dtypes
 from mla_oracle.compare import check
-from mla_oracle.diagnosis import diagnose
 from mla_oracle.inputs import generate
 from mla_oracle.oracle import expected
 from mla_oracle.suites import choose, probes
@@ -30,12 +33,18 @@ def rejected(name, suite):
         case, truth = suite.get(case_id) or prepared(case_id)
         results = bug.run(case)
         if not check(case, results, truth, complete=True).passed:
-            return case, results, truth
+            return case, results
     raise AssertionError(f"{name} is accepted")
 
 
-def diagnosis(case, results, truth):
-    return diagnose(case, results[case.results[0]], results.get("lse"), truth=truth, separate=False)
+@cache
+def judged(case_id, kinds):
+    return Judged(generate(case_id), dict(kinds))
+
+
+def diagnosis(case, results):
+    kinds = tuple((name, dtypes.name_of(array.dtype)) for name, array in results.items())
+    return judged(case.id, kinds).diagnose(results)
 
 
 def test_there_are_twenty_five_and_more():
