@@ -78,7 +78,7 @@ def rows_of(problem: Problem, head: int) -> Rows:
         return _numbers(problem, caches, head)
     found = problem.seen.lists([one.regions() for one in places if one is not None])
     apart = found.at[1] if len(found.at) > 1 else None
-    return Rows(found.at[0], apart, found.counts.astype(np.int32), places[0], caches)
+    return Rows(found.at[0], apart, found.counts.astype(np.int32), places[0], [caches, places])
 
 
 def _alike(a: Places, b: Places | None) -> bool:
