@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of an instruction set, and what every build of the kernels has alone: its exp."""
+"""The choice of an instruction set, and what every build of the kernels has alone: its exp and its tanh."""
 
 import numpy as np
 import pytest
@@ -81,3 +81,44 @@ def test_exp_of_the_ends(isa, precision):
     x[:6] = [-np.inf, np.nan, 0.0, -0.0, -1e30, -np.finfo(x.dtype).max]
     isas.kernels("paged", precision, isa).exp_lanes(x)
     assert np.isnan(x[1]) and x[[0, 2, 3, 4, 5]].tolist() == [0, 1, 1, 0, 0]
+
+
+def off_tanh(kernels, x, wide):
+    """(ULP, eps of the true value) that tanh of x is off by at most, against `wide`, a wider type."""
+    true, eps = np.tanh(x.astype(wide)), wide(np.finfo(x.dtype).eps)
+    found, least = x.copy(), wide(np.finfo(x.dtype).smallest_subnormal)
+    kernels.tanh_lanes(found)
+    error, ulp = np.abs(found - true), np.spacing(np.abs(true).astype(x.dtype)).astype(wide)
+    assert np.array_equal(np.sign(found), np.sign(x)) and np.abs(found).max() <= 1
+    normal = np.abs(true) >= np.finfo(x.dtype).smallest_normal
+    return (error / np.maximum(ulp, least)).max(), (error[normal] / (eps * np.abs(true[normal]))).max()
+
+
+@pytest.mark.parametrize("isa", isas.available())
+def test_tanh_is_within_3_ulp_and_2_eps_over_the_whole_range_f32(isa):
+    # Every 97th float from the smallest to the largest, both signs.
+    bits = np.arange(0, 0x7F800000, 97, dtype=np.uint32)
+    x = np.concatenate([-bits.view(np.float32), bits.view(np.float32)])
+    ulp, eps = off_tanh(isas.kernels("paged", "f32", isa), x[len(x) % 64 :], np.float64)
+    assert ulp <= 3 and eps <= 2
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no wider float to compare with")
+@pytest.mark.parametrize("isa", isas.available())
+def test_tanh_is_within_3_ulp_and_2_eps_over_the_whole_range_f64(isa):
+    rng = np.random.default_rng(0)
+    ends = -np.exp(rng.uniform(-744, 709, 64000))
+    x = np.concatenate([rng.uniform(-2, 2, 300032), rng.uniform(-21, 21, 100032), ends])
+    ulp, eps = off_tanh(isas.kernels("paged", "f64", isa), x, np.longdouble)
+    assert ulp <= 3 and eps <= 2
+
+
+@pytest.mark.parametrize("isa", isas.available())
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+def test_tanh_of_the_ends_and_of_numbers_below_the_normal_range(isa, precision):
+    x = np.zeros(64, np.float32 if precision == "f32" else np.float64)
+    least, most = np.finfo(x.dtype).smallest_subnormal, np.finfo(x.dtype).max
+    x[:8] = [-np.inf, np.inf, 0.0, -0.0, -most, least, -3 * least, np.nan]
+    isas.kernels("paged", precision, isa).tanh_lanes(x)
+    assert x[:7].tolist() == [-1, 1, 0, 0, -1, least, -3 * least] and np.isnan(x[7])
+    assert np.signbit(x[:7]).tolist() == [True, False, False, True, True, False, True]

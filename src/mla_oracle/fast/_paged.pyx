@@ -11,7 +11,7 @@ from mla_oracle.fast._blocks cimport read_row
 from mla_oracle.fast._lookup cimport make_tables
 from mla_oracle.fast._plan cimport Group, Job, group_at, groups_per_request, round_up, state_size
 from mla_oracle.fast._tasks cimport take_part
-from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, PAIR, exp_of, real, splat, stored_half, vec
+from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, PAIR, exp_of, real, splat, stored_half, tanh_of, vec
 from mla_oracle.fast._unpack cimport Packing, ScaleRule
 from mla_oracle.reference._common cimport STORED_F32, STORED_F64, from_bits
 
@@ -166,6 +166,13 @@ def exp_lanes(real[::1] x):
     cdef Py_ssize_t i
     for i in range(x.shape[0] // LANES):
         (<vec*>&x[0])[i] = exp_of((<vec*>&x[0])[i])
+
+
+def tanh_lanes(real[::1] x):
+    """In place tanh x, to test its error: whole registers of numbers."""
+    cdef Py_ssize_t i
+    for i in range(x.shape[0] // LANES):
+        (<vec*>&x[0])[i] = tanh_of((<vec*>&x[0])[i])
 
 
 def multiply_add(Py_ssize_t steps, real[::1] x):

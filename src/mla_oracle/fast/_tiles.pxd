@@ -2,7 +2,7 @@
 # The three inner loops of blocked attention, on registers of LANES numbers (see _vec.h).
 #
 #   scores   S[token, lane] = scale * sum_d row[token][d] Q[d, lane]       lanes = query rows
-#   exp_of   e^x in every lane
+#   exp_of   e^x in every lane, tanh_of likewise
 #   values   O[head, column] = rescale[head] O + sum_token P[token, head] row[token][column]
 #
 # Every tile has constant bounds: the accumulators live in registers only because the compiler unrolls them.
@@ -45,19 +45,10 @@ cdef extern from * nogil:
     void prefetch "__builtin_prefetch"(const void* address, int write, int locality)
 
 
-cdef inline vec exp_of(vec x) noexcept nogil:
-    # x <= 88 (float), 709 (double), -inf or NaN. Within 2 ULP, results below the normal range included.
-    # e^x = 2^n e^r with |r| <= log(2)/2; 2^n in two factors, so that only the last product can be subnormal.
-    cdef vec low, n, r, p
-    cdef veci whole, half
-    low = splat(-760 if IS_DOUBLE else -105)
-    x = where_greater(low, x, low, x)
-    n = x * <real>1.4426950408889634 + splat(ROUNDER)
-    whole = (<veci>n) - (<veci>splat(ROUNDER))
-    n = n - splat(ROUNDER)
+cdef inline vec exp_less_one(vec r) noexcept nogil:
+    # e^r - 1 for |r| <= log(2)/2; where r is small it is r to all its bits.
+    cdef vec p
     if IS_DOUBLE:
-        r = x - n * <real>0.693147180369123816490
-        r = r - n * <real>1.90821492927058770002e-10
         p = r * <real>1.6059043836821613e-10 + splat(2.08767569878681e-09)
         p = p * r + splat(2.505210838544172e-08)
         p = p * r + splat(2.755731922398589e-07)
@@ -70,19 +61,56 @@ cdef inline vec exp_of(vec x) noexcept nogil:
         p = p * r + splat(0.16666666666666666)
         p = p * r + splat(0.5)
     else:
-        r = x - n * <real>0.693359375
-        r = r + n * <real>2.12194440e-4
         p = r * <real>1.9875691500e-4 + splat(1.3981999507e-3)
         p = p * r + splat(8.3334519073e-3)
         p = p * r + splat(4.1665795894e-2)
         p = p * r + splat(1.6666665459e-1)
         p = p * r + splat(5.0000001201e-1)
-    p = p * (r * r) + r + splat(1)
+    return p * (r * r) + r
+
+
+cdef inline vec rest_of(vec x, vec n) noexcept nogil:
+    # x - n log(2), which has two terms so that the first times n is exact.
+    if IS_DOUBLE:
+        x = x - n * <real>0.693147180369123816490
+        return x - n * <real>1.90821492927058770002e-10
+    x = x - n * <real>0.693359375
+    return x + n * <real>2.12194440e-4
+
+
+cdef inline vec exp_of(vec x) noexcept nogil:
+    # x <= 88 (float), 709 (double), -inf or NaN. Within 2 ULP, results below the normal range included.
+    # e^x = 2^n e^r with |r| <= log(2)/2; 2^n in two factors, so that only the last product can be subnormal.
+    cdef vec low, n, p
+    cdef veci whole, half
+    low = splat(-760 if IS_DOUBLE else -105)
+    x = where_greater(low, x, low, x)
+    n = x * <real>1.4426950408889634 + splat(ROUNDER)
+    whole = (<veci>n) - (<veci>splat(ROUNDER))
+    p = exp_less_one(rest_of(x, n - splat(ROUNDER))) + splat(1)
     half = whole >> 1
     whole = whole - half
     half = (half + BIAS) << MANTISSA
     whole = (whole + BIAS) << MANTISSA
     return p * (<vec>half) * (<vec>whole)
+
+
+cdef inline vec tanh_of(vec x) noexcept nogil:
+    # Any x. Within 3 ULP and 2 eps of itself, 0 and what is below the normal range included; 1 from 20 (float: 10) on.
+    # tanh x = e / (e + 2) with e = e^2x - 1 = 2^n (e^r - 1) + (2^n - 1), of |x|; where that is small, n = 0.
+    cdef veci sign = (<veci>x) >> (8 * sizeof(real) - 1) << (8 * sizeof(real) - 1)
+    cdef vec n, e, power
+    cdef veci whole
+    cdef vec most = splat(40 if IS_DOUBLE else 20)
+    x = <vec>((<veci>x) ^ sign)
+    x = x + x
+    x = where_greater(x, most, most, x)
+    n = x * <real>1.4426950408889634 + splat(ROUNDER)
+    whole = (<veci>n) - (<veci>splat(ROUNDER))
+    power = <vec>((whole + BIAS) << MANTISSA)
+    e = exp_less_one(rest_of(x, n - splat(ROUNDER))) * power + (power - splat(1))
+    x = e / (e + splat(2))
+    return <vec>((<veci>x) ^ sign)
 
 
 cdef inline vec weight_of(vec x) noexcept nogil:
