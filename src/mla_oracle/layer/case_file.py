@@ -6,6 +6,8 @@
     metadata   config   a config.json, its folder, or its text        weights   a file or folder (weights.py)
                layer    its number, 0 if not given                    prefix    of the weights' names in safetensors
                norm_eps, index_rope, index_hadamard, index_scores, index_kpool      as LayerConfig.from_hf_config's
+               form     naive (if not given), absorbed, or paged with slot_mapping [T] and block_table [B, blocks] and
+                        block_size, cache_dtype or cache_format, cache_writer, cache_reader, kv_scale      (pages.py)
                angles   any, recurrence, power, closed or table       rope_layout, held, lse_base      as check_stages
 
 Paths are relative to the case file.
@@ -26,8 +28,9 @@ from ..exchange import LAYER_SCHEMA
 from ..rawfile import json_object
 from ..tensorfile import read_tensors, write_tensors
 from .config import PAIRINGS, LayerConfig
+from .pages import DTYPES, Store
 from .rotation import ANGLE_MODES
-from .state import INPUTS, STARTS
+from .state import FORMS, INPUTS, STARTS
 from .weights import Weights, read_weights
 
 
@@ -47,14 +50,23 @@ OF_CHECK: dict[str, Callable[[str], Any]] = {
     "held": parse_choice("f64", "f32", "bf16", "f16"),
     "lse_base": parse_choice("e", "2"),
 }
+OF_STORE: dict[str, Callable[[str], Any]] = {
+    "block_size": parse_positive,
+    "cache_dtype": parse_choice(*DTYPES),
+    "cache_format": str,
+    "cache_writer": str,
+    "cache_reader": str,
+    "kv_scale": parse_float,
+}
 OTHERS: dict[str, Callable[[str], Any]] = {
     "config": str,
     "weights": str,
     "layer": _natural,
     "prefix": str,
+    "form": parse_choice(*FORMS),
     "angles": parse_choice(*ANGLE_MODES),
 }
-PARSERS = OF_CONFIG | OF_CHECK | OTHERS
+PARSERS = OF_CONFIG | OF_CHECK | OF_STORE | OTHERS
 
 TENSORS = (*INPUTS, *STARTS)
 
@@ -69,11 +81,18 @@ class LayerCase:
     inputs: dict[str, Array]
     angles: str
     conventions: dict[str, Any]  # its metadata
+    form: str = "naive"
+    store: Store | None = None  # of the paged form
 
     @property
     def how(self) -> dict[str, Any]:
         """rope_layout, held and lse_base, where given."""
         return {name: self.conventions[name] for name in OF_CHECK if name in self.conventions}
+
+    @property
+    def work(self) -> dict[str, Any]:
+        """angles, form and store, as `prepare` takes them."""
+        return {"angles": self.angles, "form": self.form, "store": self.store}
 
     @property
     def files(self) -> dict[str, str]:
@@ -116,7 +135,16 @@ def read_layer_case(path: str | PathLike[str]) -> LayerCase:
     weights = read_weights(
         os.path.join(folder, values["weights"]), config, values["layer"], prefix=values.get("prefix")
     )
-    return LayerCase(fspath(path), config, weights, tensors, values.get("angles", "any"), values)
+    form, store = values.get("form", "naive"), None
+    of_store = {name.removeprefix("cache_").removeprefix("kv_"): values[name] for name in OF_STORE if name in values}
+    if form == "paged":
+        if "block_size" not in values:
+            raise InputError("metadata block_size is missing from the layer case, expected it with form paged")
+        store = Store(**of_store)
+    elif of_store:
+        name = next(name for name in OF_STORE if name in values)
+        raise InputError(f"metadata {name} is given, expected form paged with it")
+    return LayerCase(fspath(path), config, weights, tensors, values.get("angles", "any"), values, form, store)
 
 
 def write_layer_case(path: str | PathLike[str], inputs: Mapping[str, object], **conventions: Any) -> None:

@@ -19,6 +19,7 @@ from .config import LayerConfig
 from .dump import narrowest, taken
 from .judge import Judge
 from .layout import OF_ROPE, layout_of, may_part, settled_layout
+from .pages import Store
 from .sequences import sequences, together
 from .spread import Spread
 from .stages import STAGES, stages_of
@@ -44,15 +45,17 @@ def check_stages(
     rope_layout: str | None = None,
     lse_base: str = "e",
     numerics: Any = None,
+    store: Store | None = None,
 ) -> LayerVerdict:
     """The verdict on `dump`, stages by their names, of a layer that was given `inputs` (as of stages.run).
 
     `held`: the dtype of stages that are not dumped; None: the coarsest of those that are, or of the hidden states.
     `rope_layout`: how rotated rows of adjacent pairs are stored, interleaved or neox (pairs parted); None: as the
     first of them in the dump is. `angles`: the mode of the angles, "any" allows for each. `numerics`: what the
-    attention rounds, see numerics.resolve. A choice of tokens that is not dumped is ours. Raises InputError.
+    attention rounds, see numerics.resolve. `store`: of the paged form, how cached rows are stored. A choice of tokens
+    that is not dumped is ours. Raises InputError.
     """
-    every = sequences(config, weights, inputs, angles=angles)
+    every = sequences(config, weights, inputs, angles=angles, store=store, form="naive" if store is None else "paged")
     stages, sizes = stages_of(config), together(every)
     batch = len(every) if len({(s.sizes.tokens, s.sizes.rows) for s in every}) == 1 else 1
     given = {name: taken(name, value, config, sizes, batch) for name, value in dump.items()}
@@ -60,10 +63,11 @@ def check_stages(
         raise InputError(f"the dump holds no stage, expected one or more of {', '.join(stages)}")
     choice("lse_base", lse_base, ("e", "2"))
     if held is None:
-        own = [array for name, array in given.items() if name not in WIDE]
+        kept = WIDE if store is None else (*WIDE, "kv_cache")
+        own = [array for name, array in given.items() if name not in kept]
         own = own or [narrowest(s.state["hidden_states"]) for s in every]
         held = max((dtypes.name_of(array.dtype) for array in own), key=UNIT.__getitem__)
-        held = "f32" if not any(name not in WIDE for name in given) and held == "f64" else held
+        held = "f32" if not any(name not in kept for name in given) and held == "f64" else held
     choice("held", held, WIDE_FLOATS)
     known: dict[str, bool] = {}
     found, judges = [], []

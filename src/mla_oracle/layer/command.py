@@ -30,7 +30,7 @@ def check(source: str, dump: str, *, numerics: str | None = None) -> JSON:
 
 def verdict(case: LayerCase, dump: Mapping[str, object], *, numerics: Any = None) -> LayerVerdict:
     """The verdict on the stages of `dump`, by the conventions of the case."""
-    how: JSON = {"angles": case.angles, "numerics": numerics, **case.how}
+    how: JSON = {"angles": case.angles, "numerics": numerics, "store": case.store, **case.how}
     return check_stages(case.config, case.weights, case.inputs, dump, **how)
 
 
@@ -38,7 +38,7 @@ def stages(case: LayerCase, *, precision: str = "f64", backend: str = "auto") ->
     """Every stage of a layer case; in the mode closed where its angles are any."""
     angles = "closed" if case.angles == "any" else case.angles
     how: JSON = {"precision": precision, "backend": backend, "rope_layout": case.how.get("rope_layout")}
-    return run(case.config, case.weights, case.inputs, angles=angles, **how)
+    return run(case.config, case.weights, case.inputs, **case.work | {"angles": angles}, **how)
 
 
 def compute(source: str, out: str | None, *, precision: str = "f64", backend: str = "auto") -> JSON:
@@ -70,7 +70,7 @@ def explain(source: str) -> JSON:
     from ..commands import describe
 
     case = read_layer_case(source)
-    sizes = together(sequences(case.config, case.weights, case.inputs, angles=case.angles))
+    sizes = together(sequences(case.config, case.weights, case.inputs, **case.work))
     return {
         "case": case.name,
         "kind": "layer",

@@ -25,6 +25,7 @@ from .choice import check_tokens, differences
 from .indexer import choose, selected
 from .layout import OF_ROPE
 from .limits import Limit, attention_limit, limit
+from .pages import as_they_are
 from .sequences import Sequence
 from .spread import Spread
 from .stages import STAGES
@@ -66,7 +67,8 @@ class Judge:
         if hidden.any():
             bad = hidden & ~(actual <= -1e4)
             truth, actual = np.where(hidden, 0.0, truth), np.where(hidden, np.where(bad, np.inf, 0.0), actual)
-        limits = self._limit(name, truth, dtype)
+        exact = name == "kv_cache" and state.store is not None and state.store.dtype is not None
+        limits = self._limit(name, truth, "f32" if exact else dtype)
         if hidden.any():
             limits = limits._replace(scale=np.where(hidden, 1.0, limits.scale))
         found = self._finding(name, limits.units(actual, truth), limits.ratio(actual, truth), told, limits, dtype)
@@ -103,6 +105,8 @@ class Judge:
             if name == "topk":
                 return
             state.values[name] = widen(self.given[name], np.float64)
+            if name == "kv_cache" and state.store is not None:
+                state.pages = as_they_are(state.places, state[name], state.store.block_size)
         elif name != "topk":
             truth = state[name]
             own = np.asarray(self.spread.of("unseen" if name == "attn" else name, truth))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from .. import formats
 from .case_file import LayerCase
 from .config import Indexer, LayerConfig
 from .sequences import sequences
@@ -25,6 +26,7 @@ def meaning(case: LayerCase) -> list[str]:
         *_rope(case),
         *_indexer(config.indexer),
         *_attention(config),
+        *_pages(case),
         *_tokens(case),
         *_judgement(case),
     ]
@@ -109,8 +111,22 @@ def _attention(config: LayerConfig) -> list[str]:
     ]
 
 
+def _pages(case: LayerCase) -> list[str]:
+    store = case.store
+    if store is None:
+        return []
+    how = f"in {store.dtype}"
+    if store.format is not None:
+        form = formats.get(store.format)
+        how = f"as {store.format} by {form.writer_of(store.writer)}, read by {form.reader_of(store.reader)}"
+    return [
+        f"cached rows are written by slot_mapping into pages of {store.block_size}, {how}",
+        "attention: the paged decode of absorbed queries over the rows that block_table says",
+    ]
+
+
 def _tokens(case: LayerCase) -> list[str]:
-    every = sequences(case.config, case.weights, case.inputs, angles=case.angles)
+    every = sequences(case.config, case.weights, case.inputs, **case.work)
     said = []
     for s in every:
         cached, who = s.sizes.rows - s.sizes.tokens, f"sequence {s.number}: " if s.among > 1 else ""

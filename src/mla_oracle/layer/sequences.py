@@ -71,6 +71,7 @@ def sequences(
         found.append(Sequence(b, len(parts), state, sizes, dict(first)))
         for letter, count in _counts(sizes).items():
             first[letter] += count
+    _check_blocks(found)
     return found
 
 
@@ -116,6 +117,11 @@ def _apart(inputs: Mapping[str, object]) -> list[dict[str, object]]:
     if "past_indptr" in starts and len(starts["past_indptr"]) != count + 1:
         raise InputError(f"past_indptr is [{len(starts['past_indptr'])}], expected [{count + 1}] as qo_indptr")
     parts: list[dict[str, object]] = [{} for _ in range(count)]
+    table = arrays.pop("block_table", None)
+    if table is not None:
+        if table.ndim != 2 or len(table) != count:
+            raise InputError(f"block_table is {list(table.shape)}, expected [{count}, blocks]: a row a sequence")
+        parts = [{"block_table": table[b : b + 1]} for b in range(count)]
     for name, array in arrays.items():
         if name in starts:
             continue
@@ -128,6 +134,19 @@ def _apart(inputs: Mapping[str, object]) -> list[dict[str, object]]:
         for b, part in enumerate(parts):
             part[name] = array[at[b] : at[b + 1]]
     return parts
+
+
+def _check_blocks(every: list[Sequence]) -> None:
+    """Raise InputError where two sequences of the paged form share a block."""
+    owner: dict[int, str] = {}
+    for sequence in every:
+        if sequence.state.store is None:
+            return
+        for i in range(sequence.state.places.table.size):
+            block, said = int(sequence.state["block_table"][0, i]), f"block_table[{sequence.number}, {i}]"
+            if block in owner:
+                raise InputError(f"{said} is {block}, as {owner[block]} is: rows of two sequences")
+            owner[block] = said
 
 
 def _sizes(config: LayerConfig, state: State) -> Sizes:

@@ -9,6 +9,8 @@ import numpy as np
 
 from ..arrays import Array
 from ..noise import RMS, UNIT
+from .limits import limit
+from .pages import apart
 from .spread import U32, Spread
 
 
@@ -82,7 +84,11 @@ def _kv_cache(e: Spread, out: Array) -> Array:
     for name, part in (("c_kv", slice(0, L)), ("k_pe", slice(L, None))):
         if name in e.errors:
             found[-new:, part] = e.errors[name]
-    return found
+    s = e.state
+    if s.store is None or not found.any():
+        return found
+    rows = np.concatenate([np.concatenate([s[f"past_{name}"], s[name]]) for name in ("c_kv", "k_pe")], axis=1)
+    return apart(s.store, s.places, rows, found * limit(found).largest[:, None], len(s["past_c_kv"]), L)
 
 
 def _out(e: Spread, out: Array) -> Array:

@@ -27,8 +27,9 @@ import numpy as np
 from ..arrays import Array
 from ..checks import choice
 from ..dense import absorb_query
-from . import attention, indexer
+from . import attention, indexer, pages
 from .config import PAIRINGS, LayerConfig
+from .pages import Store
 from .sequences import joined, sequences
 from .state import State, pooled
 from .weights import Weights
@@ -90,8 +91,23 @@ def _index_scores(s: State) -> Array:
     )
 
 
+def _kv_cache(s: State) -> Array:
+    rows = (np.concatenate([s[f"past_{name}"], s[name]]) for name in ("c_kv", "k_pe"))
+    found: Array = np.concatenate([*rows], axis=1)
+    if s.store is None:
+        return found
+    s.pages = pages.written(s.store, s.places, found, len(s["past_c_kv"]), s.geometry.kv_lora_rank)
+    return pages.read_back(s.pages, s.places, s.store.block_size, s.real)
+
+
 def _attn(s: State) -> Array:
     w = s.weights
+    if s.pages is not None:
+        q_lat = absorb_query(s["q_nope"], w["w_uk"], precision=_precision(s))
+        q = np.concatenate([q_lat, s["q_pe"]], axis=-1)
+        o_lat = pages.attend(s.pages, s.places, s.geometry, q, s.mask, s.seen, s.backend)
+        found: Array = np.einsum("thl,hvl->thv", o_lat, w["w_uv"], optimize=True)
+        return found
     return attention.attend(
         s.geometry, s["q_nope"], s["q_pe"], s["kv_cache"], w["w_uk"], w["w_uv"], s.mask, form=s.form, backend=s.backend
     )
@@ -150,16 +166,7 @@ STAGES: dict[str, Stage] = {
         "the last R elements of kv_a, rotated",
         lambda s: s.rotated(s["kv_a"][:, None, s.geometry.kv_lora_rank :], _pairing(s), "rope")[:, 0],
     ),
-    "kv_cache": Stage(
-        "N L+R",
-        "the cached rows, the new ones last",
-        lambda s: np.concatenate(
-            [
-                np.concatenate([s["past_c_kv"], s["past_k_pe"]], axis=1),
-                np.concatenate([s["c_kv"], s["k_pe"]], axis=1),
-            ]
-        ),
-    ),
+    "kv_cache": Stage("N L+R", "the cached rows, the new ones last; of the paged form as read back", _kv_cache),
     "index_q": Stage("T n d", "the indexer's queries, rotated", _index_q, _full),
     "index_k": Stage("T d", "its keys, normed and rotated", _index_k, _full),
     "index_gate": Stage(
@@ -217,16 +224,18 @@ def run(
     angles: str = "closed",
     rope_layout: str | None = None,
     backend: str = "auto",
+    store: Store | None = None,
 ) -> dict[str, Array]:
     """Every stage of a layer, in the number type of `precision`; of a shared layer, its `topk` is among the inputs.
 
     `inputs`: hidden_states [T, C] and positions [T]; past_c_kv [S, L] and past_k_pe [S, R] where rows were cached
     before, with an indexer past_index_k [S, d] and with pooled keys past_index_gate [S, d]; topk [T, k] of a shared
-    layer; qo_indptr [B + 1] and past_indptr [B + 1] of several sequences (sequences.py). `form` naive or absorbed,
+    layer; qo_indptr [B + 1] and past_indptr [B + 1] of several sequences (sequences.py); of the paged form slot_mapping
+    [T] and block_table [B, blocks]. `form` naive, absorbed or paged, which takes the `store` of its cached rows;
     `angles` and `backend` as in rope and in dense. `rope_layout` neox: rotated rows have their pairs parted, as
     past_k_pe then has. Raises InputError.
     """
-    how = {"precision": precision, "form": form, "angles": angles, "backend": backend}
+    how = {"precision": precision, "form": form, "angles": angles, "backend": backend, "store": store}
     parted = rope_layout is not None and choice("rope_layout", rope_layout, PAIRINGS) == "neox"
     found: dict[str, list[Array]] = {name: [] for name in stages_of(config)}
     for sequence in sequences(config, weights, inputs, **how):

@@ -18,8 +18,9 @@ from ..checks import choice, number_type, widen
 from ..errors import InputError
 from ..geometry import Geometry
 from ..rope import INTEGERS
-from . import attention, indexer
+from . import attention, indexer, pages
 from .config import Indexer, LayerConfig
+from .pages import Pages, Places, Store
 from .rotation import ANGLE_MODES, regrouped, rotate
 from .weights import Weights
 
@@ -31,7 +32,10 @@ INPUTS = {
     "past_index_k": "S d",
     "past_index_gate": "S d",  # with pooled keys
     "topk": "T k",  # of a shared layer: what the last full layer chose
+    "slot_mapping": "T",  # of the paged form, and
+    "block_table": "B blocks",  # see pages.py
 }
+FORMS = (*attention.FORMS, "paged")
 # Where there are several sequences (sequences.py): their tokens, and their cached rows.
 STARTS = ("qo_indptr", "past_indptr")
 
@@ -47,6 +51,8 @@ class State:
     angles: str = "any"
     form: str = "naive"
     backend: str = "auto"
+    store: Store | None = None  # of the paged form
+    pages: Pages | None = None  # what the rows of the stage kv_cache are read from
     # Whether rotated rows have their pairs parted, as engines store them that rotate adjacent pairs by halves.
     parted: dict[str, bool] = field(default_factory=lambda: {"rope": False, "index_rope": False})
 
@@ -86,6 +92,12 @@ class State:
         return factor[:, None, None]
 
     @property
+    def places(self) -> Places:
+        """Of the paged form: where the rows lie."""
+        assert self.store is not None
+        return pages.places(self.store, self["block_table"], self["slot_mapping"], len(self["past_c_kv"]))
+
+    @property
     def latents(self) -> Array:
         """[N, L]: the latent part of the cached rows."""
         return self["kv_cache"][:, : self.geometry.kv_lora_rank]
@@ -122,10 +134,12 @@ def prepare(
     form: str = "naive",
     angles: str = "any",
     backend: str = "auto",
+    store: Store | None = None,
 ) -> State:
     """A layer at work on checked inputs, no stage computed. Arguments as of `run`. Raises InputError."""
     real, allowed = number_type(precision)
-    choice("form", form, tuple(attention.FORMS))
+    if (choice("form", form, FORMS) == "paged") != (store is not None):
+        raise InputError(f"form is {form}, expected a store of cached rows with paged and with no other")
     choice("angles", angles, ANGLE_MODES)
     g = config.geometry
     axes = Axes(C=g.hidden_size or 0, L=g.kv_lora_rank, R=g.qk_rope_head_dim)
@@ -134,6 +148,7 @@ def prepare(
         axes["d"] = config.indexer.head_dim
         kinds |= {"topk"} if config.indexer.shared else {"past_index_k"}
         kinds |= {"past_index_gate"} if pooled(config) else set()
+    kinds |= set() if store is None else {"slot_mapping", "block_table"}
     for name in inputs:
         if name not in kinds:
             raise InputError(f"{name} is given, expected {', '.join(k for k in INPUTS if k in kinds)}")
@@ -149,7 +164,7 @@ def prepare(
             axes["S"] = 0
             values[name] = np.zeros((0, axes[letters.split()[1]]), real)
             continue
-        whole = name in ("positions", "topk")
+        whole = name in ("positions", "topk", "slot_mapping", "block_table")
         array = axes.take(name, inputs[name], letters, INTEGERS if whole else allowed)
         values[name] = np.array(array, np.int64) if whole else widen(array, real)
     if not axes["T"]:
@@ -157,7 +172,9 @@ def prepare(
     for name, array in values.items():
         for index in np.argwhere(~np.isfinite(array))[:1]:
             raise InputError(f"{name}{index.tolist()} is {array[tuple(index)]}, expected a number")
-    state = State(config, weights.widened(real), values, real, angles, form, backend)
+    state = State(config, weights.widened(real), values, real, angles, form, backend, store)
+    if store is not None:
+        _ = state.places
     if "topk" in values:
         check_choice("topk", values["topk"], state.seen)
     return state
