@@ -250,7 +250,9 @@ def test_copies_arrive_at_an_mbarrier():
 
 
 def test_a_block_knows_nothing_of_the_one_before():
-    copies(init(64) + ISSUE + NOINC + wait(0, 0, "W") + FAR, blocks=3)
+    body = init(64) + ISSUE + NOINC + wait(0, 0, "W") + FAR
+    copies(body, blocks=3)
+    copies("st.shared.u32 [r1], 1; st.shared.u32 [r1+4], 2; bar.sync 0;" + body, blocks=3)
 
 
 COPIED = {
