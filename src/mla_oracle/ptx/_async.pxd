@@ -8,7 +8,8 @@ from libc.string cimport memchr, memcpy, memset
 from mla_oracle.ptx._access cimport WIDE_ADDRESS, fits_shared, piece_of
 from mla_oracle.ptx._block cimport Block, Copies, Copy, Instr, Piece, fail, row, sized
 from mla_oracle.ptx._opcodes cimport *
-from mla_oracle.ptx._races cimport IN_FLIGHT, copies_of, lands, writes
+from mla_oracle.ptx._order cimport IN_FLIGHT, copies_of
+from mla_oracle.ptx._races cimport lands, writes
 
 cdef enum:
     WIDE_SHARED = 4     # a flag: the shared address has 64 bits

@@ -12,8 +12,9 @@ from mla_oracle.ptx._block cimport Block, Bulk, Instr, MBarrier, Piece, fail, ro
 from mla_oracle.ptx._clocks cimport proxy_columns, tick, told_of
 from mla_oracle.ptx._mbarrier cimport expect, mbarrier_at, resume_all, settle
 from mla_oracle.ptx._opcodes cimport *
+from mla_oracle.ptx._order cimport BULK, IN_FLIGHT
 from mla_oracle.ptx._proxies cimport Seen, look, sees
-from mla_oracle.ptx._races cimport BULK, IN_FLIGHT, writes
+from mla_oracle.ptx._races cimport writes
 
 
 cdef inline const Piece* place_of(Block* b, Py_ssize_t lane, uint64_t address, uint32_t size, bint read) noexcept nogil:

@@ -6,13 +6,15 @@
 # of a warp handed to an mbarrier. Then come the same once more: what is known to lie before a fence.proxy.async, so
 # that the asynchronous proxy sees it (8.6, proxies). The rest have clocks of their own: what each warpgroup's wgmma
 # read, by groups of wgmma, and last what bulk copies out read, by copies.
-# An mbarrier gathers the rows of those who arrive, and gives them to those who wait for that phase.
+# An mbarrier gathers the rows of those who arrive, and gives them to those who wait for that phase; the arrival of
+# copies tells of those copies alone, not of what their thread did or knew before (8.9.1.1).
 # Of copies and asynchronous reads, what one lane of a warp (or warpgroup, or block) waited for counts for all of it.
 from libc.stdint cimport int32_t, uint32_t
 from libc.string cimport memset
 
 from mla_oracle.ptx._block cimport MAX_WARPS, Block, Shadow
-from mla_oracle.ptx._races cimport IN_FLIGHT, renew
+from mla_oracle.ptx._order cimport IN_FLIGHT
+from mla_oracle.ptx._races cimport renew
 
 
 cdef inline uint32_t* told_of(const Block* b, Py_ssize_t lane) noexcept nogil:

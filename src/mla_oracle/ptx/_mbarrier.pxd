@@ -16,7 +16,8 @@ from mla_oracle.ptx._async cimport hand_over
 from mla_oracle.ptx._block cimport AT_MBARRIER, RUNNING, Block, Instr, MBarrier, fail, row, sized
 from mla_oracle.ptx._clocks cimport fence_lane, gather, learn, proxy_columns, tick
 from mla_oracle.ptx._opcodes cimport *
-from mla_oracle.ptx._races cimport ordered, span_bits, writes
+from mla_oracle.ptx._order cimport ordered
+from mla_oracle.ptx._races cimport span_bits, writes
 
 cdef enum:
     MOST = (1 << 20) - 1    # arrivals, and bytes either way

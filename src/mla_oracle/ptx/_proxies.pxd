@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from mla_oracle.ptx._block cimport Block, Shadow, fail
 from mla_oracle.ptx._clocks cimport gather, proxy_columns
 from mla_oracle.ptx._opcodes cimport *
-from mla_oracle.ptx._races cimport BULK, IN_FLIGHT, accuse
+from mla_oracle.ptx._order cimport BULK, IN_FLIGHT, accuse
 
 # What was found to be seen already: most chunks were written by the same thread as the one before.
 cdef struct Seen:
