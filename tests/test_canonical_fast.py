@@ -105,7 +105,7 @@ def test_a_second_cache_of_a_format(name, second, build):
     assert_right(dataclasses.replace(case, **extra), build)
 
 
-@pytest.mark.parametrize("name", [name for name in formats.NAMES if not formats.get(name).tensors])
+@pytest.mark.parametrize("name", [n for n in formats.NAMES if not formats.get(n).tensors and n != "q6_0"])
 def test_two_caches_of_one_format_are_read_as_they_are_used(name):
     case = packed(make(D=formats.get(name).width or 96, V=64, lens=(9,)), name)
     other = packed(make(D=formats.get(name).width or 96, V=64, lens=(20,), block=4), name)
@@ -129,6 +129,7 @@ READ_AS_NUMBERS = {
     *((name, "f32_f16") for name in ("fp8_e4m3", "fp8_e4m3fnuz", "fp8_e5m2")),
     ("flashinfer_fp8_grouped", "f32"),
     ("fp8_ds_mla", "e8m0_rz"),
+    ("q6_0", "f32"),  # its six bits lie in two places
 }
 
 

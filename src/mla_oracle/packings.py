@@ -229,6 +229,10 @@ def _q8_0(cache: Cache, reader: str) -> Places | None:
     return _alone(cache, packing)
 
 
+def _q8_kv(cache: Cache, reader: str) -> Places | None:
+    return _alone(cache, Packing(table("i8")[:, None], group=cache.width, groups=1, first=8, scale_bytes=4))
+
+
 def _model1(cache: Cache, reader: str) -> Places:
     packing = Packing(
         table("e4m3")[:, None],
@@ -284,6 +288,7 @@ _PACKED: dict[str, Callable[[Cache, str], Places | None]] = {
     "nvfp4_ds_mla": _nvfp4,
     "nvfp4_sglang": _nvfp4_sglang,
     "q8_0": _q8_0,
+    "q8_KV": _q8_kv,
 }
 
 

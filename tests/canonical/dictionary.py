@@ -28,6 +28,7 @@ FIRST_READER = {
     "fp8_e4m3": "fold", "fp8_e4m3fnuz": "fold", "fp8_e5m2": "fold", "flashinfer_fp8": "bf16",
     "flashinfer_fp8_grouped": "f32_bf16", "fp8_ds_mla": "f32_bf16", "aiter_v4": "shift", "model1": "bf16",
     "v4.1": "bf16", "v4.1_fp4": "bf16", "nvfp4_ds_mla": "f16_bf16", "nvfp4_sglang": "f32_bf16", "q8_0": "f32",
+    "q6_0": "f32", "q8_KV": "f32",
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from random_caches import PAGES, backwards, gaps, one_head, page_gaps, unaligned
 PER_TENSOR = ("fp8_e4m3", "fp8_e4m3fnuz", "fp8_e5m2")
 OF_MORE = tuple(n for n in formats.NAMES if set(formats.get(n).tensors) - {"kv_scale"} and n not in PER_TENSOR)
 WIDTHS = {name: formats.get(name).width for name in formats.NAMES}  # None: as wide as one likes
-OF_32 = ("q8_0",)
+OF_32 = ("q8_0", "q6_0", "q8_KV")
 
 
 def choose(draw, name, extra):

@@ -11,7 +11,7 @@ KINDS = {
 }
 WIDTH = {
     "fp8_ds_mla": 656, "aiter_v4": 512, "model1": 584, "v4.1": 528, "v4.1_fp4": 288,
-    "nvfp4_ds_mla": 352, "nvfp4_sglang": 416, "q8_0": 102,
+    "nvfp4_ds_mla": 352, "nvfp4_sglang": 416, "q8_0": 102, "q6_0": 78, "q8_KV": 104,
 }  # fmt: skip
 PAGES = {"model1": (584, 576), "v4.1": (528, 512), "v4.1_fp4": (288, 512)}  # bytes a token, multiple of a page
 

@@ -184,6 +184,25 @@ def q8_0(reader, tensors, block, offset):
     return values
 
 
+def q6_0(reader, tensors, block, offset):
+    data = row_bytes(tensors["kv_cache"], block, offset)
+    values = []
+    for k in range(len(data) // 26):
+        (d,) = struct.unpack("<e", data[26 * k : 26 * k + 2])
+        high, low = data[26 * k + 2 : 26 * k + 10], data[26 * k + 10 : 26 * k + 26]
+        for j in range(32):
+            nibble = low[j % 16] >> (4 if j >= 16 else 0) & 15
+            two = high[j % 8] >> (0, 4, 2, 6)[j // 8] & 3
+            q = nibble + 16 * two - 32
+            values.append(NAN if math.isinf(d) and q == 0 else d * q)
+    return values
+
+
+def q8_kv(reader, tensors, block, offset):
+    data = row_bytes(tensors["kv_cache"], block, offset)
+    return [product(q, f32(data[:4]), reader) for q in struct.unpack(f"<{len(data) - 8}b", data[8:])]
+
+
 READERS = {
     "fp8_e4m3": lambda *a: per_tensor(e4m3, *a),
     "fp8_e4m3fnuz": lambda *a: per_tensor(e4m3fnuz, *a),
@@ -198,6 +217,8 @@ READERS = {
     "nvfp4_ds_mla": nvfp4_ds_mla,
     "nvfp4_sglang": nvfp4_sglang,
     "q8_0": q8_0,
+    "q6_0": q6_0,
+    "q8_KV": q8_kv,
 }
 
 

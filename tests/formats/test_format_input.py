@@ -69,9 +69,10 @@ def test_bytes_a_row(name, width):
         refused(given(name, kv_cache=np.zeros((2, 3, wrong), np.uint8)), f"kv_cache has {wrong} bytes", str(width))
 
 
-def test_bytes_a_row_of_blocks_of_34():
-    for wrong in (611, 32, 0):
-        refused(given("q8_0", kv_cache=np.zeros((2, 3, wrong), np.uint8)), f"kv_cache has {wrong} bytes", "34")
+@pytest.mark.parametrize(("name", "said", "row"), [("q8_0", "34", 611), ("q6_0", "26", 467), ("q8_KV", "8 and", 583)])
+def test_bytes_a_row_of_ggml(name, said, row):
+    for wrong in (row, 32, 8, 0):
+        refused(given(name, kv_cache=np.zeros((2, 3, wrong), np.uint8)), f"kv_cache has {wrong} bytes", said)
 
 
 def test_bytes_a_row_of_aiter():
@@ -242,7 +243,7 @@ def test_rows_to_write(name):
     refused(lambda: formats.quantize(name, np.zeros((1, 1, width))), "rows is f64, expected f32")
     refused(lambda: formats.quantize(name, np.zeros((1, width), np.float32)), f"rows is [1, {width}], expected")
     refused(lambda: formats.quantize(name, [[0.0]]), "rows is a list")
-    if formats.get(name).width or name == "q8_0":
+    if formats.get(name).width or name[0] == "q":
         refused(
             lambda: formats.quantize(name, np.zeros((1, 1, width + 1), np.float32)), f"rows has {width + 1} columns"
         )

@@ -272,3 +272,27 @@ def test_q8_0_row_of_612_bytes():
     columns = (0, 31, 32, 544, 575)
     assert [found[i] for i in columns] == [1, -1, 63.5, -(2**-17), 2**-23]
     the_rest_is_zero(found, *columns)
+
+
+def test_q6_0_row_of_468_bytes():
+    data = blank(1, 468)
+    row = data[0, 0]
+    row[0:2] = [0x00, 0x3C]  # d = 1: all of block 0 is -32 but
+    row[2], row[10], row[25] = 0b11_00_10_01, 0x5F, 0xF0  # columns 0, 16, 24 by their high bits, 31 by its low ones
+    row[26:28], row[28:52] = [0x00, 0xB8], 0xFF  # d = -0.5, all of block 1 is 31 d
+    row[442:444] = [0x01, 0x00]  # d = 2^-24
+    found = one("q6_0", data)
+    block = dict.fromkeys(range(32), -32) | {0: 15 + 16 - 32, 16: 5 + 32 - 32, 24: 48 - 32, 31: 15 - 32}
+    assert found[:32].tolist() == [block[i] for i in range(32)]
+    assert found[32:64].tolist() == [-15.5] * 32 and found[544:].tolist() == [-(2.0**-19)] * 32
+    the_rest_is_zero(found, *range(64), *range(544, 576))
+
+
+def test_q8_kv_row_of_584_bytes():
+    data = blank(1, 584)
+    row = data[0, 0]
+    row[0:4], row[4:8] = [0x00, 0x00, 0xC0, 0x3F], 0xFF  # d = 1.5; the sum is not read
+    row[8], row[71], row[583] = 2, 0x80, 0xFF
+    found = one("q8_KV", data)
+    assert [found[i] for i in (0, 63, 575)] == [3, -192, -1.5]
+    the_rest_is_zero(found, 0, 63, 575)

@@ -167,6 +167,13 @@ def test_a_packed_row_taken_for_a_plain_one():
     np.testing.assert_array_equal(wrong("packed-as-plain", "fp8_ds_mla", tensors), wanted)
 
 
+def test_quants_of_q6_0_that_are_not_centred():
+    data = np.zeros((1, 1, 26), np.uint8)
+    data[0, 0, :2], data[0, 0, 10] = [0x00, 0x38], 0x07  # d = 0.5: 7 and 0
+    slot = np.array([0])
+    assert misread("quants-uncentred", "q6_0", {"kv_cache": data}, slot, slot)[0, :2].tolist() == [3.5, 0]
+
+
 def test_blocks_of_q8_0():
     data = np.zeros((1, 1, 34), np.uint8)
     data[0, 0, :4] = 0x00, 0x3C, 1, 0xFF  # d 1, as bf16 2^-7; q 1 and -1

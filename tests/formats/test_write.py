@@ -168,6 +168,33 @@ def test_q8_0_writers_take_the_reciprocal_of_d_or_of_amax():
         np.testing.assert_array_equal(found, quants)
 
 
+def test_q6_0_blocks():
+    # The largest, 32, is -32 of d = -1; of the others -0.5 is 0.5 and is rounded up to 33, and 63 is the most.
+    data = written("q6_0", {0: 32.0, 1: -0.5, 9: -32.0, 16: 7.0, 40: -64.0}, "ggml")[0]["kv_cache"][0, 0]
+    assert data[:2].tolist() == [0x00, 0xBC] and data[26:28].tolist() == [0x00, 0x40]
+    q = {0: 0, 1: 33, 9: 63, 16: 25}
+    q = [q.get(j, 32) for j in range(32)]
+    assert data[10:26].tolist() == [q[j] % 16 + 16 * (q[j + 16] % 16) for j in range(16)]
+    high = [q[j] // 16 + 4 * (q[j + 16] // 16) + 16 * (q[j + 8] // 16) + 64 * (q[j + 24] // 16) for j in range(8)]
+    assert data[2:10].tolist() == high and high[0] == 0 + 4 * 1 + 16 * 2 + 64 * 2
+    # 8 of block 1 is 0, its high bits are bits 4-5 of byte 0
+    assert data[28] == 2 + 4 * 2 + 16 * 0 + 64 * 2
+
+
+def test_q8_kv_rows_have_one_scale_and_the_sum_of_their_quants():
+    data = written("q8_KV", {0: 127.0, 1: -0.5, 2: 2.5, 63: -64.0})[0]["kv_cache"][0, 0]
+    assert data[:4].view("<f4")[0] == 1 and data[4:8].view("<i4")[0] == 127 + 0 + 2 - 64
+    assert data[8:11].view(np.int8).tolist() == [127, 0, 2] and data[71:].view(np.int8)[0] == -64
+    assert not written("q8_KV", {})[0]["kv_cache"].any()
+
+
+@pytest.mark.parametrize(("name", "whole"), [("q6_0", 32), ("q8_KV", 64)])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_block_or_a_row_of_ik_with_no_number_is_nan_as_a_whole(name, whole, value):
+    row = written(name, {3: value, 4: 1.0, 32: 127.0})[1]
+    assert np.isnan(row[:whole]).all() and not np.isnan(row[whole:]).any()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("writer", formats.get("q8_0").writers)
 def test_a_block_of_q8_0_with_no_number_is_nan_as_a_whole(writer, value):
@@ -231,7 +258,7 @@ def columns_that_are_nan(name, writer, value):
 TILE = {"fp8_ds_mla": 128, "flashinfer_fp8_grouped": 128, "model1": 64, "aiter_v4": 64, "v4.1": 32, "v4.1_fp4": 16}
 
 
-@pytest.mark.parametrize(("name", "writer"), [(n, w) for n, w in EVERY if n != "q8_0"])
+@pytest.mark.parametrize(("name", "writer"), [(n, w) for n, w in EVERY if n[0] != "q"])
 def test_nan_spreads_over_its_tile_where_the_writer_lets_it(name, writer):
     found, row = columns_that_are_nan(name, writer, np.nan)
     if name == "nvfp4_ds_mla":
@@ -245,7 +272,7 @@ def test_nan_spreads_over_its_tile_where_the_writer_lets_it(name, writer):
         assert row[4] != 0
 
 
-@pytest.mark.parametrize(("name", "writer"), [(n, w) for n, w in EVERY if n != "q8_0"])
+@pytest.mark.parametrize(("name", "writer"), [(n, w) for n, w in EVERY if n[0] != "q"])
 def test_infinity_is_saturated_or_takes_its_tile_along(name, writer):
     found, row = columns_that_are_nan(name, writer, np.inf)
     if name in ("nvfp4_ds_mla", "nvfp4_sglang"):

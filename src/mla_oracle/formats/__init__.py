@@ -34,6 +34,8 @@ _HOMES = {
     "nvfp4_ds_mla": "nvfp4",
     "nvfp4_sglang": "nvfp4",
     "q8_0": "blocks_of_32",
+    "q6_0": "blocks_of_32",
+    "q8_KV": "blocks_of_32",
 }
 NAMES = tuple(_HOMES)
 Tensors = Mapping[str, Any]

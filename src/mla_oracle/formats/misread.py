@@ -194,6 +194,12 @@ def quants_unsigned(rows: Rows) -> Array:
     return rows.values() + np.where(rows.parts.codes > 127, 256 * rows.factors(), F32(0))
 
 
+def quants_uncentred(rows: Rows) -> Array:
+    """The six bits are taken as they are, 0 .. 63: 32 d too much."""
+    found: Array = rows.values() + 32 * rows.factors()
+    return found
+
+
 def _on_columns(rows: Rows, change: Callable[[Array, Array], Array]) -> Array:
     """`change` of the columns that have a scale, the others as they are."""
     values = rows.values().astype(np.float64)
@@ -208,13 +214,14 @@ F32_TILES = ("fp8_ds_mla", "flashinfer_fp8_grouped")
 E8M0_TILES = ("model1", "v4.1", "aiter_v4")
 FP4 = ("v4.1_fp4", "nvfp4_ds_mla", "nvfp4_sglang")
 PAGED = ("model1", "v4.1", "v4.1_fp4")
-TILED = (*F32_TILES, *E8M0_TILES, *FP4, "q8_0")
+TILED = (*F32_TILES, *E8M0_TILES, *FP4, "q8_0", "q6_0")
+SCALED = (*PER_TENSOR, *TILED, "q8_KV")
 KINDS: dict[str, tuple[Callable[[Rows], Array], tuple[str, ...]]] = {
     "scale-neighbour": (scale_neighbour, TILED),
     "scale-first": (scale_first, TILED),
-    "scale-twice": (scale_twice, (*PER_TENSOR, *TILED)),
-    "scale-ignored": (scale_ignored, (*PER_TENSOR, *TILED)),
-    "scale-divided": (scale_divided, (*PER_TENSOR, *TILED)),
+    "scale-twice": (scale_twice, SCALED),
+    "scale-ignored": (scale_ignored, SCALED),
+    "scale-divided": (scale_divided, SCALED),
     "scale-exponent": (scale_exponent, (*PER_TENSOR, *F32_TILES)),
     "scale-nearest-power": (scale_to_nearest_power, (*PER_TENSOR, *F32_TILES)),
     "scale-clamped": (scale_at_least_2_to_minus_13, (*F32_TILES, "model1")),
@@ -230,8 +237,9 @@ KINDS: dict[str, tuple[Callable[[Rows], Array], tuple[str, ...]]] = {
     "packed-as-plain": (packed_as_plain, ("fp8_ds_mla",)),
     "fn-fnuz": (fn_and_fnuz, ("fp8_e4m3", "fp8_e4m3fnuz", "flashinfer_fp8", *F32_TILES, *E8M0_TILES)),
     "e4m3-e5m2": (e4m3_and_e5m2, ("fp8_e4m3", "fp8_e5m2", "flashinfer_fp8", *F32_TILES, *E8M0_TILES)),
-    "d-as-bf16": (d_as_bf16, ("q8_0",)),
-    "quants-unsigned": (quants_unsigned, ("q8_0",)),
+    "d-as-bf16": (d_as_bf16, ("q8_0", "q6_0")),
+    "quants-unsigned": (quants_unsigned, ("q8_0", "q8_KV")),
+    "quants-uncentred": (quants_uncentred, ("q6_0",)),
 }
 NAMES = tuple(KINDS)
 
