@@ -249,16 +249,36 @@ def test_a_case_that_is_none_is_told_in_one_line(folder, capsys, metadata, said)
     assert code == 2 and said in told["error"]["message"] and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("source", ["model/model.safetensors", "model"])
 @pytest.mark.parametrize(
-    ("name", "said"), [("case.safetensors", "the case file"), ("model/model.safetensors", "the weights")]
+    ("name", "said"),
+    [
+        ("case.safetensors", "the case file"),
+        ("model/model.safetensors", "the weights"),
+        ("model/config.json", "the config"),
+    ],
 )
-def test_what_a_case_is_read_from_is_not_overwritten(folder, capsys, name, said):
+def test_what_a_case_is_read_from_is_not_overwritten(folder, capsys, name, said, source):
     tensors, metadata = read_tensors(folder / "case.safetensors")
-    write_tensors(folder / "case.safetensors", tensors, metadata | {"weights": "model/model.safetensors"})
+    write_tensors(folder / "case.safetensors", tensors, metadata | {"weights": source})
     before = (folder / name).read_bytes()
     code, told, _ = call(capsys, "run", folder / "case.safetensors", "-o", folder / name)
     assert code == 2 and told["error"]["message"] == f"the result file {folder / name} is {said}, expected another name"
     assert (folder / name).read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "one.safetensors", "other.safetensors"])
+def test_a_shard_is_not_overwritten_be_it_another_layers(folder, capsys, name):
+    os.rename(folder / "model" / "model.safetensors", folder / "model" / "one.safetensors")
+    index = dict.fromkeys(read_tensors(folder / "model" / "one.safetensors")[0], "one.safetensors")
+    index["model.layers.0.self_attn.q_a_proj.weight"] = "other.safetensors"
+    (folder / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    write_tensors(folder / "model" / "other.safetensors", {}, {})
+    before = (folder / "model" / name).read_bytes()
+    code, told, _ = call(capsys, "run", folder / "case.safetensors", "-o", folder / "model" / name)
+    assert code == 2 and told["error"]["message"].endswith(f"{name} is the weights, expected another name")
+    assert (folder / "model" / name).read_bytes() == before
+    assert call(capsys, "run", folder / "case.safetensors", "-o", folder / "model" / "new.safetensors")[0] == 0
 
 
 def test_transposed_weights_are_told_with_exit_code_2(folder, capsys):

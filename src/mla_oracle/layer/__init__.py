@@ -6,7 +6,7 @@
     stages = run(config, weights, {"hidden_states": x, "positions": positions})
     verdict = check_stages(config, weights, {"hidden_states": x, "positions": positions}, dump)
 
-config.py, weights.py, hf_file.py and gguf_file.py say what a layer is; stages.py, rotation.py, indexer.py,
+config.py, weights.py, hf_file.py and gguf_*.py say what a layer is; stages.py, rotation.py, indexer.py,
 attention.py and pages.py compute it, sequences.py where it has several; dump.py, layout.py, spread*.py, limits.py,
 choice.py, judge.py and check.py judge what an engine dumped, blind.py what it would not tell, verdict.py is the answer;
 case_file.py is a layer in a file, meaning.py says it in words, command.py is the command line.

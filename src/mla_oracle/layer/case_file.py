@@ -28,6 +28,7 @@ from ..exchange import LAYER_SCHEMA
 from ..rawfile import json_object
 from ..tensorfile import read_tensors, write_tensors
 from .config import PAIRINGS, LayerConfig
+from .hf_file import files_of
 from .pages import DTYPES, Store
 from .rotation import ANGLE_MODES
 from .state import FORMS, INPUTS, STARTS
@@ -95,11 +96,16 @@ class LayerCase:
         return {"angles": self.angles, "form": self.form, "store": self.store}
 
     @property
-    def files(self) -> dict[str, str]:
-        """Where the case, its weights and its config were read: files or folders."""
+    def files(self) -> list[tuple[str, str]]:
+        """What the case, its weights and its config were read from, each with what it is."""
         folder, config = os.path.dirname(self.name), self.conventions["config"]
-        found = {"the case file": self.name, "the weights": os.path.join(folder, self.conventions["weights"])}
-        return found if config.lstrip().startswith("{") else found | {"the config": os.path.join(folder, config)}
+        weights = os.path.join(folder, self.conventions["weights"])
+        found = [("the case file", self.name)]
+        found += [("the weights", file) for file in ([weights] if weights.endswith(".gguf") else files_of(weights))]
+        if not config.lstrip().startswith("{"):
+            path = os.path.join(folder, config)
+            found.append(("the config", os.path.join(path, "config.json") if os.path.isdir(path) else path))
+        return found
 
 
 def read_layer_case(path: str | PathLike[str]) -> LayerCase:

@@ -47,8 +47,8 @@ def compute(source: str, out: str | None, *, precision: str = "f64", backend: st
 
     case = read_layer_case(source)
     if out is not None and os.path.exists(out):
-        for called, path in case.files.items():
-            if os.path.samefile(path, out):
+        for called, path in case.files:
+            if os.path.exists(path) and os.path.samefile(path, out):
                 raise InputError(f"the result file {out} is {called}, expected another name")
     start = time.perf_counter()
     computed = stages(case, precision=precision, backend=backend)

@@ -88,6 +88,7 @@ class LayerConfig:
 
     geometry: Geometry
     norm_eps: float
+    rms_norm_eps: float | None = None  # what the config says; norm_eps may be given in its place
     attention_bias: bool = False  # of q_a_proj, kv_a_proj_with_mqa and o_proj
     indexer: Indexer | None = None
     longrope: LongRope | None = None
@@ -138,8 +139,7 @@ class LayerConfig:
         check_integer("layer", layer, least=0)
         if layers is not None and layer >= layers:
             raise InputError(f"layer is {layer}, expected below {section['num_hidden_layers'].name}, {layers}")
-        if norm_eps is None:
-            norm_eps = section.number("rms_norm_eps", least=0)
+        said = section.number("rms_norm_eps", least=0) if section.given("rms_norm_eps") else None
         indexer = None
         if model_type in INDEXERS:
             if index_kpool is None and section.given("index_kpool"):
@@ -160,7 +160,12 @@ class LayerConfig:
             raise InputError(f"a convention of the indexer is given, expected none: {model_type} has no indexer")
         longrope = _longrope(section, geometry) if geometry.longrope else None
         return cls(
-            geometry=geometry, norm_eps=norm_eps, attention_bias=biases, indexer=indexer, longrope=longrope
+            geometry=geometry,
+            norm_eps=section.number("rms_norm_eps", least=0) if norm_eps is None else norm_eps,
+            rms_norm_eps=said,
+            attention_bias=biases,
+            indexer=indexer,
+            longrope=longrope,
         )
 
 

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..errors import InputError, MissingError, UnsupportedError
+from ..errors import InputError, UnsupportedError
 from .config import LayerConfig
+from .gguf_reader import open_gguf
 from .weights import Weights, check_weights
 
 NAMES = {
@@ -60,7 +61,7 @@ ARCHITECTURES = ("deepseek2", "deepseek32", "glm-dsa", "minicpm3", "kimi-linear"
 
 def read_gguf(path: str | PathLike[str], config: LayerConfig, layer: int) -> Weights:
     """The weights of block `layer`. Raises InputError, UnsupportedError for an unknown architecture, MissingError."""
-    reader = _open(os.fspath(path))
+    reader = open_gguf(os.fspath(path))
     architecture = _field(reader, "general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedError(f"general.architecture is {architecture!r}, expected {', '.join(ARCHITECTURES)}")
@@ -99,6 +100,7 @@ def _check_facts(reader: Any, architecture: str, config: LayerConfig) -> None:
     g = config.geometry
     facts = {key: (name, getattr(g, name)) for key, name in SIZES.items()}
     facts["rope.freq_base"] = "rope_theta", g.rope_theta
+    facts["attention.layer_norm_rms_epsilon"] = "rms_norm_eps", config.rms_norm_eps
     facts["rope.scaling.factor"] = "factor of YaRN", None if g.yarn is None else g.yarn.factor
     for key, (name, wanted) in facts.items():
         found = _field(reader, f"{architecture}.{key}")
@@ -140,40 +142,3 @@ def _dequantised(tensor: Any) -> Array:
 def _field(reader: Any, key: str) -> Any:
     field = reader.get_field(key)
     return None if field is None else field.contents()
-
-
-def _open(path: str) -> Any:
-    try:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
-    except ImportError:
-        raise MissingError("a GGUF file needs the package gguf: pip install 'mla-oracle[gguf]'") from None
-
-    class Reader(GGUFReader):  # type: ignore[misc]
-        """Says which tensor a truncated file lacks, where the package would fail to shape it."""
-
-        def _build_tensors(self, start_offs: int, fields: Any) -> None:
-            for field in fields:
-                _, name, _, dims, kind, offset = field.parts
-                block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
-                count = int(np.prod(dims, dtype=np.int64)) * size // block
-                begin = int(start_offs) + int(offset[0])
-                if begin + count > len(self.data):
-                    shape = [int(n) for n in reversed(dims)]
-                    raise InputError(
-                        f"{path}: {bytes(name).decode(errors='replace')} {shape} is {count} bytes from byte {begin} on,"
-                        f" and the file has {max(len(self.data) - begin, 0)} of them: it is truncated"
-                    )
-            super()._build_tensors(start_offs, fields)
-
-    try:
-        if os.path.getsize(path) < 24:
-            raise InputError(f"{path} has {os.path.getsize(path)} bytes, expected a GGUF file's 24 or more")
-        with np.errstate(all="ignore"):  # sizes that are none
-            return Reader(path)
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except Exception as error:  # the package checks little before it reads
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is not a whole GGUF file: {said}") from None

@@ -52,23 +52,42 @@ def read_hf(path: str | PathLike[str], config: LayerConfig, prefix: str) -> Weig
     return check_weights(arrays, config, names=names)
 
 
-def _read(path: str, prefix: str) -> dict[str, Array]:
-    if os.path.isdir(path):
-        inside = [os.path.join(path, name) for name in (INDEX, SINGLE)]
-        for file in inside:
-            if os.path.exists(file):
-                return _read(file, prefix)
-        raise InputError(f"{path} holds neither {INDEX} nor {SINGLE}")
-    if not path.endswith(".json"):
-        return read_tensors(path, wanted=lambda name: name.startswith(prefix))[0]
+def files_of(path: str) -> list[str]:
+    """The files that hold the weights: where there is an index, it and every shard it names. Raises InputError."""
+    file = _inside(path)
+    if not file.endswith(".json"):
+        return [file]
+    return [file, *(os.path.join(os.path.dirname(file), shard) for shard in dict.fromkeys(_shards(file).values()))]
+
+
+def _inside(path: str) -> str:
+    """The file of a folder that tells where its weights are, or the file itself."""
+    if not os.path.isdir(path):
+        return path
+    for file in (os.path.join(path, name) for name in (INDEX, SINGLE)):
+        if os.path.exists(file):
+            return file
+    raise InputError(f"{path} holds neither {INDEX} nor {SINGLE}")
+
+
+def _shards(path: str, prefix: str = "") -> dict[str, str]:
+    """The shard of every tensor whose name begins with `prefix`, by the index."""
     with naming(path, "read"), open_regular(path) as opened:
         index = json_object(read_bytes(opened, os.fstat(opened.fileno()).st_size).tobytes(), "it").get("weight_map")
         if not isinstance(index, dict):
             raise InputError(f"weight_map is {short(index)}, expected an object")
-        of_layer = {name: shard for name, shard in index.items() if name.startswith(prefix)}
-        for name, shard in of_layer.items():
+        wanted = {name: shard for name, shard in index.items() if name.startswith(prefix)}
+        for name, shard in wanted.items():
             if not isinstance(shard, str) or os.path.basename(shard) != shard or not shard:
                 raise InputError(f"weight_map has {short(shard)} for {name}, expected the name of a file beside it")
+    return wanted
+
+
+def _read(path: str, prefix: str) -> dict[str, Array]:
+    path = _inside(path)
+    if not path.endswith(".json"):
+        return read_tensors(path, wanted=lambda name: name.startswith(prefix))[0]
+    of_layer = _shards(path, prefix)
     found: dict[str, Array] = {}
     for shard in dict.fromkeys(of_layer.values()):
         tensors, _ = read_tensors(os.path.join(os.path.dirname(path), shard), wanted=of_layer.__contains__)
