@@ -47,7 +47,7 @@ def packed(case, name, reader=None, **scales):
 
 
 def assert_right(case, build=None, precision="f32", backend="fast"):
-    """(out, lse) within the bound of mla_oracle.fast.paged, or of the tensor cores of mla_oracle.gpu.paged.
+    """(out, lse) within the bound of mla_oracle.canonical.decode, or of the tensor cores of mla_oracle.gpu.paged.
 
     Over the numbers the rows stand for, with 3 eps for what is done to the sums.
     """
@@ -60,22 +60,31 @@ def assert_right(case, build=None, precision="f32", backend="fast"):
     (N, H, D), V = problem.q.shape, case.head_dim_v
     out, lse = np.zeros((N, H, V)), np.zeros((N, H))
     group, n = H // problem.main.heads, 0
-    for one in seen:
+    for b, one in enumerate(seen):
         rows, keys = canonical.gather(problem, one)
+        biases = canonical.bias_at(problem, b, one)
         for t in range(len(one.starts) - 1):
-            mine = keys[one.starts[t] : one.starts[t + 1]]
-            for h in range(H if len(mine) else 0):
+            of_query = slice(*one.starts[t : t + 2])
+            for h in range(H):
+                bias = biases[h, of_query]
+                mine = keys[of_query][bias > -np.inf]
+                if not len(mine):
+                    continue
                 k, q = rows[h // group][mine], problem.q[n, h]
                 v = np.abs(k[:, problem.value])
-                score = k @ q * problem.scale
+                sizes = (np.abs(k) @ np.abs(q)) * problem.scale
+                capped, size, bent = bend(k @ q * problem.scale, sizes, eps, tiny, D, problem.softcap)
+                score = capped + bias[bias > -np.inf]
                 p = np.exp(score - score.max())
-                size = (np.abs(k) @ np.abs(q)).max() * problem.scale
                 tiles = 2 * D * tiny * (np.abs(q).max() + 2 * np.abs(k).max() + 8) * problem.scale
-                relative = eps * (((1.1 * D + 16) if mma else D + 6) * size + 2 * len(mine) + 35) + tiles
+                relative = eps * (((1.1 * D + 16) if mma else D + 6) * size + 2 * len(mine) + 35 + bent) + tiles
+                relative += 3 * eps * np.abs(score).max() * (problem.bias is not None)
+                of_lse = eps * (np.abs(score).max() + np.log(len(mine)))
                 rounded = 2.0**-8 if mma else 2.0**-17 if precision == "f32" else 0.0
-                out[n, h] = (relative + rounded) * (p @ v) / p.sum() + len(mine) * tiny * (v.max() + 6)
+                sunk = of_lse if problem.sinks[h] > -np.inf else 0
+                out[n, h] = (relative + rounded + sunk) * (p @ v) / p.sum() + len(mine) * tiny * (v.max() + 6)
                 sink = np.abs(np.nan_to_num(problem.sinks[h], neginf=0))
-                lse[n, h] = relative + 2 * eps * (np.abs(score).max() + 2 * np.log(len(mine)) + sink)
+                lse[n, h] = relative + 2 * (of_lse + eps * (np.log(len(mine)) + sink))
             n += 1
     out = out.reshape(truth.out.shape) * abs(problem.output_scale)
     lse = lse.reshape(case.q.shape[:-1]) * problem.lse_unit
@@ -85,6 +94,16 @@ def assert_right(case, build=None, precision="f32", backend="fast"):
             good = (np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))
             assert good.all(), (name, np.argwhere(~good)[0], a[~good][0], b[~good][0], allowed[~good][0])
     return got
+
+
+def bend(scaled, sizes, eps, tiny, D, softcap):
+    """(capped scores, `size`, what a softcap rounds, in eps) of scaled scores [n] and their sizes [n]."""
+    if not softcap:
+        return scaled, sizes.max(), 0.0
+    capped = softcap * np.tanh(scaled / softcap)
+    with np.errstate(over="ignore"):
+        slope = np.cosh(np.maximum(np.abs(scaled) - eps * (D + 6) * sizes, 0) / softcap) ** -2
+    return capped, (slope * sizes).max(), 9 * np.abs(capped).max() + tiny * softcap
 
 
 def topk(case, K, seed=1):

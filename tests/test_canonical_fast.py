@@ -9,7 +9,6 @@ from canonical_cases import BF16, assert_right, make, packed, topk
 
 import mla_oracle
 from mla_oracle import canonical, formats, listed, packings
-from mla_oracle.errors import UnsupportedError
 from mla_oracle.fast import isa
 
 
@@ -177,16 +176,6 @@ def test_the_same_bits_for_any_threads_alone_or_in_a_batch_and_in_any_pages(buil
     part = {name: getattr(case, name)[2:] for name in ("q", "block_table", "seq_lens", "topk_indices")}
     alone = canonical.attend(dataclasses.replace(case, **part), precision="f32", backend="fast", isa=build)
     assert alone.out.tobytes() == whole.out[2:].tobytes()
-
-
-def test_what_the_fast_tier_does_not_compute_is_refused_by_name_and_left_to_strict_by_auto():
-    case = make()
-    for option, value in (("softcap", 3.0), ("bias", np.ones((3, 2, 70), np.float32))):
-        other = dataclasses.replace(case, **{option: value})
-        with pytest.raises(UnsupportedError, match=f"^{option} is not supported by backend 'fast'$"):
-            canonical.attend(other, backend="fast")
-        auto, strict = (canonical.attend(other, backend=backend) for backend in ("auto", "strict"))
-        assert auto.out.tobytes() == strict.out.tobytes()
 
 
 def test_decode_takes_a_backend_and_a_build(build):

@@ -22,7 +22,7 @@ from .backends import KERNELS, choose, machine
 from .caches import Cache, extra_cache, main_cache
 from .cases import PagedCase
 from .checks import choice, number, number_type, positive, positive_scale, thread_count, value_width, widen
-from .errors import InputError, UnsupportedError
+from .errors import InputError
 from .extensions import Extensions, require_plain
 from .geometry import check_integer, show
 from .paged import LOG2E, Attention, decode_paged
@@ -77,8 +77,21 @@ def decode(
     ragged queries, several KV heads, e4m3, cache formats.
 
     Arrays are on the CPU; q and dense caches may be e4m3. Without any extension it is decode_paged. With one, "fast"
-    computes all but a softcap and a bias, within the bound of mla_oracle.fast.paged over the numbers that the rows
-    stand for (sinks add 3 eps to out and to the LSE); "cuda" and "ptx" what mla_oracle.gpu.canonical says.
+    computes all of them, within the bound of mla_oracle.fast.paged over the numbers that the rows stand for, and what
+    the extensions add to it (below); "cuda" and "ptx" what mla_oracle.gpu.canonical says.
+
+    z = scaled score of a key, c = softcap tanh(z / softcap), s = c + bias; z and s must be finite in the precision, but
+    for the -inf of a skipped key. In the bound s is the score, and size, the largest of the keys'
+    sum |q_d| |k_d| |scale|, is with a softcap the largest of these times the slope of the curve,
+    1 - tanh^2(max(|z| - eps (D + 6) sum, 0) / softcap). Besides,
+
+        softcap:  relative += eps * (9 * max |c| + tiny * softcap)
+        bias:     relative += 3 * eps * max |s|
+        sinks:    3 eps to out and to the LSE; eps * (max |s| + log n) to out, the rounding of the LSE that a sink meets
+
+    9: of a capped score tanh (2), softcap, quotient and product (1/2 each), all that twice (a weight and the sum of
+    weights), and what is subtracted from the maximum (2); tiny: a quotient below the normal range; 3: the sum with the
+    bias (1/2, twice), and again what is subtracted.
 
     Returns Attention(out [*rows, head_dim_v], lse [*rows] with its axes in the order of `lse_axes`); rows are the axes
     of q but the last, and both are f32, or f64 in precision "f64".
@@ -138,15 +151,8 @@ def attend(
 
 
 def backend_of(problem: Problem, backend: str, isa: str | None = None) -> str:
-    """Who computes a problem. Raises InputError, UnsupportedError for what "fast" does not."""
-    used = choose(backend, multiply_adds(problem) if backend == "auto" else 0, isa)
-    if used != "fast":
-        return used
-    biased = problem.bias is not None and any(bias_at(problem, b, one).any() for b, one in enumerate(problem.seen))
-    refused = "softcap" if problem.softcap else "bias" if biased else None
-    if refused and backend == "fast":
-        raise UnsupportedError(f"{refused} is not supported by backend 'fast'")
-    return "strict" if refused else "fast"
+    """Who computes a problem. Raises InputError, UnsupportedError for a build this machine lacks."""
+    return choose(backend, multiply_adds(problem) if backend == "auto" else 0, isa)
 
 
 def multiply_adds(problem: Problem) -> int:

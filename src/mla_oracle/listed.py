@@ -14,10 +14,12 @@ import numpy as np
 
 from . import dtypes
 from .arrays import Array
+from .biases import listed_bias
 from .caches import Cache
 from .checks import number_type
 from .fast import listed
 from .packings import Places, Region, places_of
+from .visible import Lists
 
 if TYPE_CHECKING:
     from .canonical import Problem
@@ -31,14 +33,12 @@ class Rows:
     apart: Array | None
     counts: Array  # [N] i32
     places: Places
+    keys: Lists
     held: object  # what the addresses are in
 
 
 def attend(problem: Problem, *, threads: int | None = None, isa: str | None = None) -> tuple[Array, Array]:
-    """(out [N, H, V], lse [N, H]), natural, -inf where a query sees no key: `finish` makes them the results.
-
-    The problem has no softcap, and no bias but 0.
-    """
+    """(out [N, H, V], lse [N, H]), natural, -inf where a query sees no key: `finish` makes them the results."""
     stored = problem.stored_q if dtypes.name_of(problem.stored_q.dtype) in dtypes.STORED else problem.q
     (N, H, _), real = stored.shape, np.dtype(number_type(problem.main.precision)[0])
     V, group = problem.value.stop - problem.value.start, H // problem.main.heads
@@ -58,6 +58,8 @@ def attend(problem: Problem, *, threads: int | None = None, isa: str | None = No
             packing=rows.places.packing,
             first_value=problem.value.start,
             softmax_scale=problem.scale * rows.places.factor,
+            softcap=problem.softcap,
+            bias=listed_bias(problem, heads, rows.keys),
             out=part[0],
             lse=part[1],
             threads=threads,
@@ -78,7 +80,7 @@ def rows_of(problem: Problem, head: int) -> Rows:
         return _numbers(problem, caches, head)
     found = problem.seen.lists([one.regions() for one in places if one is not None])
     apart = found.at[1] if len(found.at) > 1 else None
-    return Rows(found.at[0], apart, found.counts.astype(np.int32), places[0], [caches, places])
+    return Rows(found.at[0], apart, found.counts.astype(np.int32), places[0], found, [caches, places])
 
 
 def _alike(a: Places, b: Places | None) -> bool:
@@ -109,7 +111,7 @@ def _numbers(problem: Problem, caches: list[Cache], head: int) -> Rows:
         read.append(rows)
     dtype = dtypes.STORED.index(dtypes.name_of(read[0].dtype))
     places = Places(Region(0, 0, 0), read[0].strides[0], dtype=dtype)
-    return Rows(at, None, found.counts.astype(np.int32), places, read)
+    return Rows(at, None, found.counts.astype(np.int32), places, found, read)
 
 
 def finish(problem: Problem, out: Array, lse: Array, sinks_in_lse: bool) -> None:

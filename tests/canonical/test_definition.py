@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mla_oracle import decode, formats
+from mla_oracle.fast import isa
 
 
-def worst(p, precision):
+def worst(p, precision, **how):
     """The largest error over its bound of any row."""
-    out, lse = decode(**p, precision=precision)
+    out, lse = decode(**p, precision=precision, **how)
     if p.get("lse_axes") == "BHT":
         lse = lse.swapaxes(1, 2)
     assert out.shape == (*p["q"].shape[:-1], p["head_dim_v"]) and lse.shape == p["q"].shape[:-1]
@@ -50,3 +51,11 @@ def test_any_combination_of_options_is_the_definition(precision, data):
 @given(data=st.data())
 def test_any_combination_of_options_over_rows_of_any_format_is_the_definition(form, precision, data):
     worst(data.draw(problems(precision, form)), precision)
+
+
+@settings(deadline=None, max_examples=200, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("precision", ["f64", "f32"])
+@pytest.mark.parametrize("build", [name for name in isa.available() if name != "amx"])
+@given(data=st.data())
+def test_the_fast_tier_is_the_definition_as_well(build, precision, data):
+    worst(data.draw(problems(precision)), precision, backend="fast", isa=build)

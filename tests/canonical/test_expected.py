@@ -36,7 +36,13 @@ def test_it_is_computed_by_strict_and_says_so(tmp_path):
     assert run(str(tmp_path / "case"))["backend"] == "strict"
 
 
-@pytest.mark.parametrize("backend", ["fast", "cuda", "ptx"])
+def test_the_fast_tier_computes_every_option():
+    case = windowed(softcap=3.0, bias=np.ones((2, 2, 13), np.float32))
+    fast, strict = (expected(case, precision="f64", backend=backend)["out"] for backend in ("fast", "strict"))
+    assert backend_of(case, "fast") == "fast" and np.allclose(fast, strict, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "ptx"])
 def test_a_backend_that_does_not_know_an_option_is_refused_by_its_name(backend):
     assert backend_of(windowed(), backend) == backend
     with pytest.raises(UnsupportedError, match=rf"^softcap is not supported by backend '{backend}'$"):

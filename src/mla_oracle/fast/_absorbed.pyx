@@ -186,7 +186,8 @@ def attend(
         return
     job.B, job.T, job.H, job.V = 1, o_lat.shape[0], o_lat.shape[1], o_lat.shape[2]
     job.D, job.D_kv, job.first_value = q.shape[2], job.V, 0
-    job.listed, job.apart, job.packing = NULL, NULL, NULL
+    job.listed, job.apart, job.packing, job.bias = NULL, NULL, NULL, NULL
+    job.softcap = 0
     job.V_tiles = round_up(job.V, COLUMNS)
     job.row = max(round_up(job.D, LINE), job.V_tiles)
     job.block_size = t_kv

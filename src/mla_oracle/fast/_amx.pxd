@@ -16,9 +16,10 @@ from mla_oracle.fast._amx_tiles cimport (
 )
 from mla_oracle.fast._blocks cimport find_rows, first_rows_of_next, mask, query_row, read_row
 from mla_oracle.fast._plan cimport GROUP, Group, Job, Work, carve, round_up, state_size, visible
+from mla_oracle.fast._softcap cimport add_row, bend, bends
 from mla_oracle.fast._tiles cimport (
-    COLUMNS, LANES, TILE, Ahead, fetch_lines, real, splat, stored_half, vec, veci, weight_of, where_greater,
-    word,
+    COLUMNS, LANES, TILE, Ahead, fetch_lines, real, splat, stored_half, stored_real, vec, veci, weight_of,
+    where_greater, word,
 )
 from mla_oracle.fast._widen cimport widen
 from mla_oracle.reference._common cimport STORED_BF16
@@ -207,6 +208,20 @@ cdef inline void leave_out_rows(
             rows[k] = <const unsigned char*>w.zeros
 
 
+cdef inline void add_rows(
+    const Job* job, Work* w, const Group* g, Py_ssize_t key,
+    const unsigned char** rows,     # [n]; those that were left out are rows of zeros
+    const unsigned char** whole,    # [n]; and as they were
+    Py_ssize_t n,
+    real* o,                        # [lanes, V_tiles]
+) noexcept nogil:
+    cdef Py_ssize_t k
+    for k in range(n):
+        if rows[k] != whole[k]:
+            widen(whole[k], STORED_BF16, w.q_rows, job.V)
+            add_row(job, g, key + k, 0, w.s + k * LANES, <const stored_real*>w.q_rows, g.rows, o)
+
+
 cdef inline void rescale_rows(
     real* o, Py_ssize_t lanes, Py_ssize_t width,    # [lanes, width]
     const real* rescale,                            # [lanes]
@@ -329,6 +344,7 @@ cdef inline void attend_tiles(
     cdef real* s
     cdef const unsigned char* found[2][TILE + GROUP]
     cdef const unsigned char* rows[TILE]
+    cdef const unsigned char* whole[TILE]
     cdef Py_ssize_t sees[GROUP]
     cdef Py_ssize_t key = chunk * g.chunk, stop = min(key + g.chunk, g.keys)
     cdef Py_ssize_t most = TILE if g.lanes > 32 else FEW
@@ -371,6 +387,9 @@ cdef inline void attend_tiles(
                 score_again(job, w, g, lane, rows, n, s)
                 mask(s, n, LANES, key, sees + lane)
                 odd |= scale_scores(s, n, 1, &top)
+            if bends(job):
+                bend(job, g, key, lane, s, n)
+                scale_scores(s, n, 1, &top)
             weigh(s, n, top, m + lane, total + lane, w.rescale + lane)
             memset(s + n * LANES, 0, (steps * STEP - n) * LANES * sizeof(real))
             split_weights(s, steps, <Picks*>w.picks, <char*>w.p + lane * TILE * 4)
@@ -378,10 +397,13 @@ cdef inline void attend_tiles(
         for k in range(n):
             rows[k] += job.first_value * 2
         if odd:
+            memcpy(whole, rows, n * sizeof(rows[0]))
             leave_out_rows(job, w, rows, n)
         begin = key == chunk * g.chunk
         if not begin:
             rescale_rows(o, g.lanes, job.V_tiles, w.rescale)
         add_value_tiles(job, w, g, rows, steps, o, begin, &ahead, lines * 7 // 10)
+        if odd and job.softcap > 0:
+            add_rows(job, w, g, key, rows, whole, n, o)
         key += n
         now = 1 - now

@@ -3,8 +3,9 @@
 #
 #   a. Query rows lie in the lanes: scores are [key, lane], and the softmax never looks across lanes.
 #   b. Per tile of TILE keys and block of lanes: scores, mask, softmax step, values (see _tiles.pxd).
-#   c. A key holds its value, so a value that is not finite has no finite score. A row that sees it either
-#      becomes NaN through its weights, or has weight 0 there and must not touch it: it is left out for all.
+#   c. A key holds its value, so a value that is not finite has no finite score (for softcap see _softcap.pxd). A row
+#      that sees it either becomes NaN through its weights, or has weight 0 there and must not touch it: it is left out
+#      for all.
 from libc.math cimport INFINITY, NAN, exp, isnan, log
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
@@ -13,6 +14,7 @@ from mla_oracle.fast._lookup cimport HAS_LOOKUP, look_up_row
 from mla_oracle.fast._plan cimport (
     GROUP, PARTIAL_ROWS, Group, Job, Work, advance, round_up, state_size, visible, width_at,
 )
+from mla_oracle.fast._softcap cimport add_row, bend, bends
 from mla_oracle.fast._tiles cimport (
     COLUMNS, KEYS, LANES, LINE, NARROW_TOKENS, PAIR, PANEL, TILE, VALUE_HEADS, WIDE, WIDE_TOKENS,
     Ahead, fetch_lines, narrow_scores, prefetch, real, splat, stored_pair, stored_real, values, vec, weight_of,
@@ -245,7 +247,8 @@ cdef inline void attend(
     cdef const stored_real* live[TILE]      # rows whose values count
     cdef Py_ssize_t sees[GROUP]
     cdef Py_ssize_t key = chunk * g.chunk, stop = min(key + g.chunk, g.keys)
-    cdef Py_ssize_t least = g.keys, lane, width, n, n_ahead, k
+    cdef Py_ssize_t least = g.keys, lane, width, used, n, n_ahead, k
+    cdef bint odd
     cdef const stored_real** part
     cdef Py_ssize_t d, stop_d, D = round_up(job.D, PAIR)
     cdef Py_ssize_t split = job.D_kv if job.direct else D     # from here on the row is in rests
@@ -305,10 +308,22 @@ cdef inline void attend(
                 d = stop_d
             if key + n > least:
                 mask(w.s, n, width, key, sees + lane)
-            if softmax(w.s, n, width, m + lane, total + lane, w.rescale):
+            odd = False
+            if bends(job):
+                for k in range(width // LANES):
+                    odd |= bend(job, g, key, lane + k * LANES, w.s + k * TILE * LANES, n)
+                softmax(w.s, n, width, m + lane, total + lane, w.rescale)
+            else:
+                odd = softmax(w.s, n, width, m + lane, total + lane, w.rescale)
+            if odd:
                 leave_out(job, w, live, n)
-            add_values(job, w, live, round_up(n, KEYS), min(width, g.rows - lane), o + lane * job.V_tiles,
-                       &ahead)
+            used = min(width, g.rows - lane)
+            add_values(job, w, live, round_up(n, KEYS), used, o + lane * job.V_tiles, &ahead)
+            if odd and job.softcap > 0:
+                for k in range(n):
+                    if live[k] == <const stored_real*>w.zeros:
+                        add_row(job, g, key + k, lane, w.s + k * LANES, rows[k] + job.first_value, used,
+                                o + lane * job.V_tiles)
             q += D * width
             lane += width
         fetch_lines(&ahead, n_ahead * ahead.bytes)

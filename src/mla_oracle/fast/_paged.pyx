@@ -52,7 +52,8 @@ def decode(
     cdef int i
     if out.shape[0] * out.shape[1] * out.shape[2] == 0:
         return
-    job.listed, job.apart, job.packing = NULL, NULL, NULL
+    job.listed, job.apart, job.packing, job.bias = NULL, NULL, NULL, NULL
+    job.softcap = 0
     job.first_value, job.row_bytes = 0, kv_cache.shape[2]
     job.D = job.D_kv = kv_cache.shape[2] // (4 if kv_dtype == STORED_F32 else 8 if kv_dtype == STORED_F64 else 2)
     job.block_size = kv_cache.shape[1]
@@ -76,6 +77,8 @@ def decode_listed(
     Py_ssize_t first_value,
     const int32_t[:] counts,                # [N] keys
     double softmax_scale,
+    double softcap,                         # 0 for none
+    const real[:, :, ::1] bias,             # [N, K, 1, or H in whole registers], -inf skips the key; or [0, 0, 0]
     real[:, :, :, ::1] out,                 # [N, 1, H, V]
     real[:, :, ::1] lse,                    # [N, 1, H], natural log, -inf where a query has no key
     int64_t[::1] counters,
@@ -88,6 +91,8 @@ def decode_listed(
         return
     job.listed, job.listed_stride = &listed[0, 0], listed.shape[1]
     job.apart = &apart[0, 0] if apart.shape[0] else NULL
+    job.softcap = <real>softcap
+    job.bias, job.bias_lanes = &bias[0, 0, 0] if bias.shape[0] else NULL, bias.shape[2]
     job.packing = NULL
     job.first_value, job.row_bytes = first_value, row_bytes
     job.D = job.D_kv = q.shape[3] // (4 if q_dtype == STORED_F32 else 8 if q_dtype == STORED_F64 else 2)

@@ -28,6 +28,8 @@ cdef struct Job:
     const int64_t* listed           # [B, listed_stride]: where each key's row lies, instead of kv and table; or NULL
     const int64_t* apart            # the same, of what a packed row has elsewhere; or NULL
     Py_ssize_t listed_stride        # numbers
+    const real* bias                # [B, listed_stride, bias_lanes]: added to the score of each listed key; or NULL
+    Py_ssize_t bias_lanes           # 1, for all of a request's rows; or one of each, in whole registers
     const Packing* packing          # of a listed row that is not dense numbers; or NULL
     Py_ssize_t table_strides[2]
     Py_ssize_t seq_stride
@@ -42,6 +44,7 @@ cdef struct Job:
     bint causal
     bint direct                     # cached rows are read in place: numbers of this type, in whole pairs
     real scale
+    real softcap                    # 0: none
     real empty_lse
     int64_t* counters               # [1 + groups]: the next task; per group, chunks done
     real* out                       # [B, T x H, V]

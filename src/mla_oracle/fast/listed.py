@@ -53,6 +53,8 @@ def decode(
     packing: Packing | None,
     first_value: int,
     softmax_scale: float,
+    softcap: float = 0.0,
+    bias: Array | None = None,
     out: Array,
     lse: Array,
     threads: int | None = None,
@@ -63,9 +65,13 @@ def decode(
     q      [N, 1, H, D] as bytes of the stored dtype, any strides but the innermost
     rows   [N, K] i64: the addresses of the `row_bytes` bytes of each query's keys; `counts` [N] i32 of them count
     apart  [N, K] i64: the addresses of what each row has elsewhere (its rope part, its scales); or None
+    softcap  of the scores, 0: none
+    bias   [N, K, 1], or [N, K, lanes] with those of the H heads first: what is added to each key's score, after the
+           softcap; -inf skips the key. Of the dtype of `out`; lanes is a multiple of 16
 
     Key = the whole row, value = its V numbers from `first_value` on. Whoever calls keeps the caches alive.
-    The bound is that of mla_oracle.fast.paged over the numbers that the rows stand for.
+    The bound is that of mla_oracle.fast.paged over the numbers that the rows stand for, with a softcap or a bias that
+    of mla_oracle.canonical.decode. A capped score of an infinite row counts: its value makes out what the sums make it.
     """
     if out.size == 0:
         return
@@ -94,6 +100,8 @@ def decode(
             first_value,
             counts,
             softmax_scale,
+            softcap,
+            np.empty((0, 0, 0), out.dtype) if bias is None else bias,
             out,
             lse,
             counters,

@@ -63,6 +63,7 @@ def decode(
 
     D size: the dot products, twice (a weight and the sum of weights); n: the sums over keys; 32 and 6: scale,
     exp (1.01 ULP, where 2 are allowed), rescaling per tile and merging; tiny: weights below it count as 0.
+    mla_oracle.canonical.decode says what a softcap, a bias and sinks add.
 
     On amx (a bf16 cache in f32) a query is the sum of three bf16 terms, exactly, and a weight that of two,
     each rounded to 8 bits: the first is off by at most 2^-8 of the weight, and a number below 2^-8 is rounded to 8
