@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cp.async (9.7.9.25.3): the bytes move at once, but are IN_FLIGHT (_races.pxd) until the lane that asked has waited
-# for their group. Operands: shared address, global address, optionally how many bytes to read (the rest are zeros).
+# for their group; handed to an mbarrier, until who reads them has waited for its phase.
+# Operands: shared address, global address, optionally how many bytes to read (the rest are zeros).
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memchr, memcpy, memset

@@ -2,7 +2,7 @@
 """The rest of operations.py: memory, warps, tensor cores, barriers, branches and calls.
 
 What only steers caches or the memory model is dropped: the interpreter has no caches, and orders shared memory by
-barriers alone.
+barriers, mbarriers and fence.proxy.async alone.
 """
 
 from __future__ import annotations
