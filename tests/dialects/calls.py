@@ -53,12 +53,11 @@ def _slots(draw, topk, *more):
 
 
 def _flashmla_sparse(draw):
-    if draw(st.booleans()):
-        return f"heads=64,{MLA},lens={lens(draw, 1)},dtype=bf16,format=fp8_ds_mla,{_slots(draw, 64)}"
+    rows = one(draw, f"{MLA},format=fp8_ds_mla", f"{FLAT},format=model1")
     extra = "" if draw(st.booleans()) else ",extra=LENS,extra_topk=64"
     given = lens(draw, 1)
     options = _slots(draw, 64, "topk_length=request") + extra.replace("LENS", given)
-    return f"heads=64,{FLAT},lens={given},block={one(draw, 5, 64)},dtype=bf16,format=model1,{options}"
+    return f"heads=64,{rows},lens={given},block={one(draw, 5, 64)},dtype=bf16,{options}"
 
 
 def _flashmla_prefill(draw):

@@ -42,6 +42,36 @@ def test_a_scale_that_is_left_out_is_the_calls_own(name, argument, scale):
     assert case.softmax_scale == (0.0625 if scale is None else scale) and case.output_scale is None
 
 
+@pytest.mark.parametrize(("name", "case"), [
+    ("flashinfer-trtllm", f"paged:heads=4,{MLA},scale=0.3,dtype=bf16,lens=70,block=32"),
+    ("flashinfer-trtllm-sparse", f"paged:heads=4,{SPARSE},block=32"),
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_scales_in_tensors_are_the_numbers_in_them(name, case, shape):
+    """The call multiplies the tensor by log2(e) itself: bmm1_scale * log2e, flashinfer/mla/_core.py."""
+    numbers = {"bmm1_scale": 0.3, "bmm2_scale": 1.7}
+    tensors = {key: np.full(shape, number, np.float32) for key, number in numbers.items()}
+    found = get(name).to_case(**said(name, case, **tensors))
+    assert (found.softmax_scale, found.output_scale) == (float(np.float32(0.3)), float(np.float32(1.7)))
+    held = {key: float(np.float32(number)) for key, number in numbers.items()}
+    one, other = (get(name).run(**said(name, case, **scales)) for scales in (tensors, held))
+    assert all(one[key].tobytes() == other[key].tobytes() for key in one)
+
+
+def test_rows_of_656_bytes_may_have_lengths_and_a_second_cache():
+    row = f"paged:heads=64,{SPARSE.replace('lens=70', 'lens=70+90')},format=fp8_ds_mla,inputs=flat"
+    given = said("flashmla-sparse", f"{row},topk_length=request,extra=80+80,extra_topk=64", q=None)
+    given["q"] = np.zeros((2, 1, 64, 576), BF16)
+    given |= {"topk_length": np.array([3, 5], np.int32), "extra_topk_length": np.array([2, 0], np.int32)}
+    lse = get("flashmla-sparse").run(**given)["lse"]
+    seen = [
+        int((given[name][b, 0, :n] >= 0).sum())
+        for name, counts in (("indices", (3, 5)), ("extra_indices_in_kvcache", (2, 0)))
+        for b, n in enumerate(counts)
+    ]
+    np.testing.assert_allclose(lse[:, 0, 0], np.log([seen[0] + seen[2], seen[1] + seen[3]]), rtol=1e-12)
+
+
 def test_the_scale_of_a_row_of_512_is_its_own_root():
     row = f"paged:heads=64,row=512,value=512,{SPARSE.removeprefix(MLA + ',')},format=model1"
     arguments = said("flashmla-sparse", row, softmax_scale=None)
@@ -190,6 +220,19 @@ def test_a_mask_may_be_padded_beyond_the_tokens(name):
     mask[:, :, :3] = given["mask"]
     one, other = (get(name).run(**given | {"mask": m})["dst"] for m in (given["mask"], mask))
     assert one.tobytes() == other.tobytes()
+
+
+def test_streams_and_heads_share_the_masks_that_divide_them():
+    """q->ne[3] % mask->ne[3] == 0 and q->ne[2] % mask->ne[2] == 0: stream s has mask s % ne[3], head h h % ne[2]."""
+    given = said("llama.cpp", f"paged:heads=4,{MLA},scale=1,dtype=f16,q_dtype=f32,lens=9+9+9+9,tokens=3")
+    masks = np.where(np.random.default_rng(3).random((2, 2, 3, 9)) < 0.3, -np.inf, 0).astype(np.float16)
+    masks[..., 0] = 0
+    each = np.stack([masks[s % 2][[0, 1, 0, 1]] for s in range(4)])
+    one, other = (get("llama.cpp").run(**given | {"mask": m})["dst"] for m in (masks, each))
+    assert one.tobytes() == other.tobytes()
+    alone = get("llama.cpp").run(**given | {"mask": masks[:1, :1]})["dst"]
+    assert alone.tobytes() == get("llama.cpp").run(**given | {"mask": np.repeat(masks[:1, :1], 4, 0)})["dst"].tobytes()
+    assert alone.tobytes() != one.tobytes()
 
 
 def test_rope_comes_last_in_llama_cpp_and_first_in_ik_llama_cpp():

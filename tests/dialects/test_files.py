@@ -85,6 +85,15 @@ def test_a_result_is_rounded_to_the_dtype_that_is_asked_for_and_stays_in_it(tmp_
         assert run(capsys, "check", "--dialect", name, case, tmp_path / "result")[0] == 0
 
 
+def test_a_scale_may_be_a_tensor_of_the_file_as_it_may_be_of_the_call(tmp_path, capsys):
+    run(capsys, "case", IDS["flashinfer-trtllm"], "--dialect", "flashinfer-trtllm", "-o", tmp_path / "call")
+    tensors, metadata = read_tensors(tmp_path / "call")
+    scale = np.array([metadata.pop("bmm1_scale")], np.float32)
+    write_tensors(tmp_path / "other", tensors | {"bmm1_scale": scale}, metadata)
+    one, other = (files.load_call(tmp_path / name, "flashinfer-trtllm").case for name in ("call", "other"))
+    assert one.softmax_scale == other.softmax_scale == 0.0625
+
+
 def test_an_id_or_a_case_file_is_spoken_where_a_dialect_is_named(tmp_path, capsys):
     write_case(tmp_path / "case", generate(TWO))
     dense = get("flashmla-dense")

@@ -7,6 +7,7 @@
     "k_cache": tensor("n 64 h_k d", "=q")           the dtype of q
     "softmax_scale": value(float, None, "1/sqrt(d)")    a number that may be left out, and its default in words
     "page_size": value(int, 1, size="page")         a number that must be the size of that letter
+    "bmm1_scale": value(float, 1.0, device=True)    a number, or a tensor f32 of one
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Argument:
     words: str = ""  # the default, where it is not the value
     size: str | None = None
     choices: tuple[str, ...] = ()
+    device: bool = False  # a number that may lie in a tensor
 
     @property
     def is_tensor(self) -> bool:
@@ -57,9 +59,15 @@ def tensor(axes: str, dtypes: str, default: Any = REQUIRED) -> Argument:
 
 
 def value(
-    kind: type, default: Any = REQUIRED, words: str = "", *, size: str | None = None, choices: tuple[str, ...] = ()
+    kind: type,
+    default: Any = REQUIRED,
+    words: str = "",
+    *,
+    size: str | None = None,
+    choices: tuple[str, ...] = (),
+    device: bool = False,
 ) -> Argument:
-    return Argument(kind=kind, default=default, words=words, size=size, choices=choices)
+    return Argument(kind=kind, default=default, words=words, size=size, choices=choices, device=device)
 
 
 class Given(dict[str, Any]):
@@ -133,6 +141,12 @@ def _value(name: str, argument: Argument, value: object) -> Any:
         return value
     if argument.kind is int:
         return check_integer(name, value, least=-(2**63))
+    if argument.device and not isinstance(value, (float, int, np.number)):
+        array = as_array(name, value)
+        kind = dtype_name(name, array)
+        if array.size != 1 or kind != "f32":
+            raise InputError(f"{name} is {kind} {list(array.shape)}, expected a number, or one in a tensor of f32")
+        return number(name, float(array.reshape(())))
     return number(name, value)
 
 

@@ -3,7 +3,8 @@
 
 Read from flashinfer-ai/flashinfer fb28d72: flashinfer/mla/_core.py. The one scale of the scores, bmm1_scale, is
 1.0 unless it is given: the softmax scale and those of an fp8 query and cache are folded into it, and that of the values
-into bmm2_scale (folded.py).
+into bmm2_scale (folded.py). Either may lie in a tensor, and is the same number there: the call itself then multiplies
+bmm1_scale by log2(e), which its kernel does to a number. Its other backends take numbers alone.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Decode(Dialect):
         "qk_rope_head_dim": value(int),
         "block_tables": tensor("b blocks | b 2 blocks", "i32"),
         "seq_lens": tensor("b", "i32"),
-        "bmm1_scale": value(float, 1.0),
-        "bmm2_scale": value(float, 1.0),
+        "bmm1_scale": value(float, 1.0, device=True),
+        "bmm2_scale": value(float, 1.0, device=True),
         "backend": value(str, "auto", choices=BACKENDS),
         "sinks": tensor("h", "f32", None),
         "cum_seq_lens_q": tensor("b+1", "i32", None),
@@ -130,8 +131,8 @@ class SparseDecode(Dialect):
         "qk_rope_head_dim": value(int),
         "block_tables": tensor("b q_len topk", "i32"),
         "sparse_mla_top_k": value(int, 0),
-        "bmm1_scale": value(float, 1.0),
-        "bmm2_scale": value(float, 1.0),
+        "bmm1_scale": value(float, 1.0, device=True),
+        "bmm2_scale": value(float, 1.0, device=True),
         "backend": value(str, "auto", choices=BACKENDS),
         "sinks": tensor("h", "f32", None),
     }

@@ -80,8 +80,10 @@ class DenseDecode(Dialect):
 class SparseDecode(Dialect):
     """flash_mla_with_kvcache with indices: slots (block * page + offset), -1 alone for none, lengths of a request.
 
-    Rows of 656 bytes (V32, q of 576) or 584 (MODEL1, q of 512: the value is the whole row, and a second cache with
-    pages of its own may follow in the same softmax). Scales of V32 are f32, read as f32 products rounded to bf16.
+    Rows of 656 bytes (V32, q of 576) or 584 (MODEL1, q of 512: the value is the whole row). A second cache of such
+    rows, with pages of its own, may follow in the same softmax. The interface takes it and lengths of either rows;
+    with V32's the kernels of SM100 do (csrc/sm100/decode/head64), and that of SM90 asserts that neither is given
+    (csrc/sm90/decode/sparse_fp8). Scales of V32 are f32, read as f32 products rounded to bf16.
     """
 
     name = "flashmla-sparse"
@@ -118,10 +120,6 @@ class SparseDecode(Dialect):
     def canonical(self, given: Given) -> dict[str, Any]:
         if not given.is_fp8_kvcache:
             raise InputError("is_fp8_kvcache is False, expected True with indices")
-        if given.sizes["bytes"] == 656:
-            for name in ("topk_length", "extra_k_cache"):
-                if given[name] is not None:
-                    raise InputError(f"{name} is given, expected none with rows of 656 bytes")
         check_slots("indices", given.indices, given.topk_length)
         check_slots("extra_indices_in_kvcache", given.extra_indices_in_kvcache, given.extra_topk_length)
         scale = given.softmax_scale

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..arrays import Array, dtype_name
 from ..cases import PagedCase
 from ..errors import InputError
@@ -25,7 +27,8 @@ class FlashAttnExt(Dialect):
     """Query f32 {d, n_tok, n_head}, K {d, n_kv, 1} of f16, f32, bf16 or q8_0, V a view of its first columns.
 
     A mask f16 {n_kv, n_tok} says all that is seen, and may have other numbers; there are no pages and no lengths. It
-    may have rows beyond n_tok, which nobody reads: older versions and ik_llama.cpp ask for a multiple of 64. No LSE; a
+    may have rows beyond n_tok, which nobody reads: older versions and ik_llama.cpp ask for a multiple of 64. Its
+    streams and heads need only divide those of q: stream s has mask s modulo their count, and so has a head. No LSE; a
     row that is masked whole gives 0. Slopes (max_bias) are for heads of positions, not for this.
     """
 
@@ -36,7 +39,7 @@ class FlashAttnExt(Dialect):
         "q": tensor("stream n_head n_tok d", "f32"),
         "k": tensor("stream 1 n_kv row", "f16 f32 bf16 u8"),
         "v": tensor("stream 1 n_kv d_v", "=k"),
-        "mask": tensor("stream 1 n_rows n_kv | stream n_head n_rows n_kv", "f16", None),
+        "mask": tensor("masks mask_heads n_rows n_kv", "f16", None),
         "scale": value(float),
         "logit_softcap": value(float, 0.0),
         "sinks": tensor("n_head", "f32", None),
@@ -54,7 +57,7 @@ class FlashAttnExt(Dialect):
             "q": given.q.transpose(0, 2, 1, 3),
             "kv_cache": keys,
             **table._asdict(),
-            "bias": None if given.mask is None else _bias(given.mask, given.sizes["n_tok"]),
+            "bias": None if given.mask is None else _bias(given),
             "softmax_scale": given.scale,
             "softcap": given.logit_softcap or None,
             "sinks": given.sinks,
@@ -104,12 +107,23 @@ class Ik(FlashAttnExt):
     first = 64
 
 
-def _bias(mask: Array, tokens: int) -> Array:
-    """The first T rows of a mask [s, 1 or H, T or more, n] as [s, T, n] or [s, T, H, n]."""
+def _bias(given: Given) -> Array:
+    """The first T rows of a mask [m, 1 or n, T or more, n_kv], for all streams: [s, T, n_kv], or [s, T, H, n_kv]."""
+    mask, tokens = given.mask, given.sizes["n_tok"]
     if mask.shape[2] < tokens:
         raise InputError(f"mask is {list(mask.shape)}, expected {tokens} or more on axis 2, a row for each token of q")
-    bias = from_mask(mask[:, :, :tokens])
-    return bias[:, 0] if mask.shape[1] == 1 else bias.transpose(0, 2, 1, 3)
+    streams, heads = (_each(mask, axis, given.sizes[name]) for axis, name in ((0, "stream"), (1, "n_head")))
+    bias = from_mask(mask[:, :, :tokens][streams])
+    return bias[:, 0] if mask.shape[1] == 1 else bias[:, heads].transpose(0, 2, 1, 3)
+
+
+def _each(mask: Array, axis: int, count: int) -> Array:
+    """Which of a mask's entries along an axis each of `count` streams or heads of q has."""
+    own = mask.shape[axis]
+    if not own or count % own:
+        raise InputError(f"mask is {list(mask.shape)}, expected a divisor of {count} on axis {axis}, as q has")
+    which: Array = np.arange(count) % own
+    return which
 
 
 DIALECTS = (FlashAttnExt(), Ik())

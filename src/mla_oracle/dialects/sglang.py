@@ -120,6 +120,9 @@ class Cpu(Dialect):
         keys = given.k_buffer.copy()
         for b in np.flatnonzero((given.loc < 0) | (given.loc >= len(keys)))[:1]:
             raise InputError(f"loc[{b}] is {given.loc[b]}, expected 0 to {len(keys) - 1}, a token of k_buffer")
+        for b in range(1, len(given.loc)):
+            for other in np.flatnonzero(given.loc[:b] == given.loc[b])[:1]:
+                raise InputError(f"loc[{b}] is {given.loc[b]}, which loc[{other}] is: two requests write one token")
         keys[given.loc] = given.key
         table = from_request_tokens(given.req_to_token, given.req_pool_indices, given.seq_lens, num_slots=len(keys))
         return {
