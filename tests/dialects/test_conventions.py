@@ -9,6 +9,7 @@ import pytest
 
 from mla_oracle import canonical, generate
 from mla_oracle.dialects import get
+from mla_oracle.dialects.spelling import scaled_root, scaling_of
 
 BF16 = ml_dtypes.bfloat16
 MLA = "row=576,value=512"
@@ -309,6 +310,33 @@ def test_the_scale_of_tensorrt_llm_is_a_root_of_the_heads_width_over_q_scaling()
         case = trt.to_case(**arguments | {"q_scaling": scaling})
         assert case.softmax_scale == pytest.approx(1 / (scaling * math.sqrt(192)), rel=1e-15)
     assert trt.to_case(**{k: v for k, v in arguments.items() if k != "q_scaling"}).softmax_scale == 192**-0.5
+
+
+def test_no_scaling_of_tensorrt_llm_has_a_nearer_root():
+    trt = get("tensorrt-llm")
+    scales = np.exp(np.random.default_rng(5).uniform(-9, 5, 2000))
+    for scale in scales:
+        near = scaling_of(scale, 192)
+        others = (abs(scaled_root(math.nextafter(near, to), 192) - scale) for to in (0, math.inf))
+        assert abs(scaled_root(near, 192) - scale) <= min(others)
+    case = generate(f"{DECODE},tokens=1,block=32".replace("0.0625", "0.3"))
+    assert trt.to_case(**trt.from_case(case)).softmax_scale == 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "argument", "causal"),
+    [
+        ("flashmla-dense", DECODE, "causal", False),
+        ("lmdeploy", DECODE, "causal", True),
+        ("tokenspeed", f"paged:heads=4,{MLA},scale=0.0625,dtype=e4m3,lens=70,block=32", "causal_mask", True),
+    ],
+)
+def test_a_causal_rule_that_is_left_out_is_the_calls_own(name, case, argument, causal):
+    for given in ("true", "false"):
+        arguments = said(name, f"{case},tokens=2,causal={given}")
+        left = {key: value for key, value in arguments.items() if key != argument}
+        assert get(name).to_case(**left).causal is causal
+        assert get(name).to_case(**arguments).causal is (given == "true")
 
 
 def test_pages_have_one_token_where_triton_is_not_told():

@@ -132,7 +132,5 @@ def scaled_root(scaling: float, width: int) -> float:
 
 
 def scaling_of(scale: float, width: int) -> float:
-    """The scaling whose scaled_root is `scale`; the nearest, where no number is."""
-    near = inverse_root(width) / scale
-    steps = [near, math.nextafter(near, 0), math.nextafter(near, math.inf)]
-    return min(steps, key=lambda scaling: abs(scaled_root(scaling, width) - scale))
+    """The scaling whose scaled_root is `scale`, or where no number's is the nearest: a quotient has no nearer."""
+    return inverse_root(width) / scale
