@@ -189,9 +189,9 @@ def _tokenspeed(draw):
     return f"heads=3,{MLA},lens={lens(draw)},tokens={one(draw, 1, 2)},{kind},block={one(draw, 32, 64)}{options}"
 
 
-def _masked(draw):
+def _masked(draw, *more):
     biased = ("dtype=f16,bias=mask", "dtype=f16,bias=normal", "dtype=f16,bias=alibi")
-    rows = one(draw, "format=q8_0,dtype=f32", "dtype=f16", "dtype=bf16", *biased)
+    rows = one(draw, "format=q8_0,dtype=f32", *more, "dtype=f16", "dtype=bf16", *biased)
     options = some(draw, "softcap=20", "sinks=infinite", "window=20,first=3")
     return f"lens={lens(draw)},tokens={one(draw, 1, 3)},q_dtype=f32,{rows}{options}"
 
@@ -201,7 +201,7 @@ def _llama_cpp(draw):
 
 
 def _ik_llama_cpp(draw):
-    return f"heads=3,{MLA},value_offset=64,{_masked(draw)}"
+    return f"heads=3,{MLA},value_offset=64,{_masked(draw, 'format=q6_0,dtype=f32')}"
 
 
 def _vllm_cpp(draw):

@@ -460,15 +460,27 @@ def tokenspeed(a, kernel=RIGHT):
     return {"out": out * a.get("output_scale", 1.0)}
 
 
+def sixes(data):
+    """[.., 8 + 16] bytes -> [.., 32]: column by column, by ggml's struct block_q6_0."""
+    found = np.empty((*data.shape[:-1], 32), np.int64)
+    for j in range(16):
+        high = data[..., j % 8] >> (4 * (j // 8))
+        found[..., j] = (data[..., 8 + j] & 15) | (high & 3) << 4
+        found[..., j + 16] = (data[..., 8 + j] >> 4) | (high & 12) << 2
+    return found - 32
+
+
 def ggml(first):
     def engine(a, kernel=RIGHT):
         q = a["q"].transpose(0, 2, 1, 3)
         keys, width = a["k"][:, 0], a["v"].shape[-1]
-        if keys.dtype == np.uint8:  # q8_0: blocks of an f16 and 32 int8
-            blocks = keys.reshape(*keys.shape[:2], -1, 34)
+        if keys.dtype == np.uint8:  # blocks of an f16 and 32 int8 (q8_0), or 8 + 16 bytes of six bits a column (q6_0)
+            size = keys.shape[-1] // (q.shape[-1] // 32)
+            blocks = keys.reshape(*keys.shape[:2], -1, size)
             scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float64)
-            keys = (blocks[..., 2:].view(np.int8) * scale).reshape(*keys.shape[:2], -1)
-            width = width // 34 * 32
+            quants = blocks[..., 2:].view(np.int8) if size == 34 else sixes(blocks[..., 2:])
+            keys = (quants * scale).reshape(*keys.shape[:2], -1)
+            width = width // size * 32
         mask = a.get("mask")
         wide = None if mask is None else np.broadcast_to(mask, (len(q), q.shape[2], *mask.shape[2:]))
 

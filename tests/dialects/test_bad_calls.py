@@ -160,6 +160,8 @@ def first(value):
         ("llama.cpp", {"mask": lambda m: m[:2]}, "mask is [2, 1, 1, 70], expected a divisor of 3 on axis 0, as q has"),
         ("llama.cpp", {"mask": lambda m: m[:0]}, "mask is [0, 1, 1, 70], expected a divisor of 3 on axis 0, as q has"),
         ("llama.cpp", {"mask": lambda m: m.repeat(3, 1)}, "mask is [3, 3, 1, 70], expected a divisor of 4 on axis 1, as q has"),
+        ("llama.cpp", {"k": lambda k: np.zeros((*k.shape[:3], 468), np.uint8), "v": lambda v: np.zeros((*v.shape[:3], 416), np.uint8)}, "k has 468 bytes a row and v 416, expected q8_0, 34 for each 32 columns of q"),
+        ("ik_llama.cpp", {"k": lambda k: np.zeros((*k.shape[:3], 600), np.uint8), "v": lambda v: np.zeros((*v.shape[:3], 544), np.uint8)}, "k has 600 bytes a row and v 544, expected q8_0, 34 or q6_0, 26 for each 32 columns of q"),
         ("llama.cpp", {"mask": wide}, "mask is f32, expected f16"),
         ("llama.cpp", {"mask": lambda m: m[:, :, :0]}, "mask is [3, 1, 0, 70], expected 1 or more on axis 2, a row for each token of q"),
         ("llama.cpp", {"mask": first(np.float16(np.nan))}, "mask[0, 0, 0, 0] is nan, expected a number or -inf"),

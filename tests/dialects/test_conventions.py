@@ -248,6 +248,23 @@ def test_rope_comes_last_in_llama_cpp_and_first_in_ik_llama_cpp():
         get("ik_llama.cpp").from_case(generate(f"paged:heads=2,{MLA},scale=1,dtype=f16,q_dtype=f32,lens=9"))
 
 
+@pytest.mark.parametrize(("name", "form", "bytes_of_32"), [
+    ("llama.cpp", "q8_0", 34), ("ik_llama.cpp", "q8_0", 34), ("ik_llama.cpp", "q6_0", 26),
+])  # fmt: skip
+def test_a_value_of_packed_rows_is_a_view_of_whole_blocks(name, form, bytes_of_32):
+    offset = 64 if name == "ik_llama.cpp" else 0
+    case = f"paged:heads=2,{MLA},value_offset={offset},scale=1,dtype=f32,q_dtype=f32,lens=9,format={form}"
+    arguments = said(name, case)
+    assert arguments["k"].shape == (1, 1, 9, 18 * bytes_of_32) and arguments["v"].shape == (1, 1, 9, 16 * bytes_of_32)
+    begin = offset // 32 * bytes_of_32
+    assert arguments["v"].tobytes() == arguments["k"][..., begin : begin + 16 * bytes_of_32].tobytes()
+    found = get(name).to_case(**arguments)
+    assert (found.cache_format, found.head_dim_v, found.value_offset) == (form, 512, offset)
+    if form == "q6_0":
+        with pytest.raises(Exception, match="cache_format is 'q6_0', expected q8_0 or dense rows"):
+            get("llama.cpp").from_case(generate(case.replace("value_offset=64,", "")))
+
+
 def test_a_mask_of_f16_is_added_to_the_scores_and_hides_what_is_minus_infinity():
     llama = get("llama.cpp")
     arguments = said("llama.cpp", f"paged:heads=2,{MLA},scale=1,dtype=f16,q_dtype=f32,lens=4,inputs=flat")

@@ -7,7 +7,8 @@ Read from ggml-org/llama.cpp, one stored version (2026): ggml/include/ggml.h, sr
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,8 +20,6 @@ from . import spelling
 from .arguments import Given, tensor, value
 from .dense_rows import dense
 from .dialect import Dialect
-
-Q8_0 = {576: 612, 320: 340}  # columns -> bytes of a row: 34 for each 32
 
 
 class FlashAttnExt(Dialect):
@@ -50,6 +49,7 @@ class FlashAttnExt(Dialect):
     masks = "mask"
     out, out_axes = "dst", "stream n_tok n_head d_v"
     first = 0  # column of the value
+    packed: ClassVar[Mapping[str, int]] = {"q8_0": 34}  # format -> bytes of 32 columns
 
     def canonical(self, given: Given) -> dict[str, Any]:
         keys, table = from_dense(given.k[:, 0])
@@ -68,25 +68,30 @@ class FlashAttnExt(Dialect):
     def value(self, given: Given) -> dict[str, Any]:
         """The format, and which columns are the value."""
         row, row_v = given.sizes["row"], given.sizes["d_v"]
-        packed = dtype_name("k", given.k) == "u8"
-        start = self.first if not packed else self.first // 32 * 34
+        dense = dtype_name("k", given.k) != "u8"
+        blocks = given.sizes["d"] // 32
+        fitting = (name for name, size in self.packed.items() if row == blocks * size and not row_v % size)
+        form = None if dense else next(fitting, None)
+        if form is None and not dense:
+            known = " or ".join(f"{name}, {size}" for name, size in self.packed.items())
+            raise InputError(f"k has {row} bytes a row and v {row_v}, expected {known} for each 32 columns of q")
+        start = self._bytes(form, self.first)
         if given.v.tobytes() != given.k[..., start : start + row_v].tobytes():
             raise InputError(f"v is not k[..., {start}:{start + row_v}], of which it is a view")
-        if not packed:
-            return {"head_dim_v": row_v, "value_offset": self.first}
-        if row != Q8_0.get(given.sizes["d"]) or row_v % 34:
-            raise InputError(f"k has {row} bytes a row and v {row_v}, expected q8_0, 34 for each 32 columns of q")
-        return {"head_dim_v": row_v // 34 * 32, "value_offset": self.first, "cache_format": "q8_0"}
+        width = row_v if form is None else row_v // self.packed[form] * 32
+        return {"head_dim_v": width, "value_offset": self.first, "cache_format": form}
+
+    def _bytes(self, form: str | None, columns: int) -> int:
+        """How many elements of a row of k so many columns are."""
+        return columns if form is None else columns // 32 * self.packed[form]
 
     def spell(self, case: PagedCase) -> dict[str, Any]:
-        if case.cache_format not in (None, "q8_0"):
-            raise InputError(f"cache_format is {case.cache_format!r}, expected q8_0 or dense rows")
-        packed = case.cache_format is not None
-        rows, mask = dense(case, case.kv_cache if packed else spelling.joined(case))
+        form = case.cache_format
+        if form is not None and form not in self.packed:
+            raise InputError(f"cache_format is {form!r}, expected {' or '.join(self.packed)} or dense rows")
+        rows, mask = dense(case, spelling.joined(case) if form is None else case.kv_cache)
         keys = rows[:, None]
-        start, width = self.first, case.head_dim_v
-        if packed:
-            start, width = start // 32 * 34, width // 32 * 34
+        start, width = self._bytes(form, self.first), self._bytes(form, case.head_dim_v)
         return {
             "q": spelling.rows_of(case).transpose(0, 2, 1, 3),
             "k": keys,
@@ -99,12 +104,13 @@ class FlashAttnExt(Dialect):
 
 
 class Ik(FlashAttnExt):
-    """The same call on rows of rope, then latent; V is a view from element 64 on."""
+    """The same call on rows of rope, then latent; V is a view from element 64 on. K may be of q6_0 as well."""
 
     name = "ik_llama.cpp"
     source = "ikawrakow/ik_llama.cpp ggml/include/ggml.h"
     itself = "rope first"
     first = 64
+    packed = {**FlashAttnExt.packed, "q6_0": 26}
 
 
 def _bias(given: Given) -> Array:
