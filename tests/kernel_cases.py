@@ -56,9 +56,10 @@ class Planted(Interpreter):
         from mla_oracle.gpu import cache, sources
 
         text = sources.flatten(file)
-        if name.startswith("paged_mma"):
+        if name.startswith(("paged_mma", "paged_wgmma")):
             assert text.count(self.change[0]) == 1, self.change[0]
             text = text.replace(*self.change)
+            text = text.replace("\nKERNEL(f16)\n" if name.endswith("_bf16") else "\nKERNEL(bf16)\n", "\n")
         options = [f"-D{macro}={value}" for macro, value in defines.items()]
         return self.load(cache.compile(text, self.arch, name=file, options=options).ptx, name, file=file)
 
@@ -79,7 +80,7 @@ def machine(name):
 
 def paged(case, lse_unit=1.0, kernel="scalar"):
     """(out [B, T, H, V], lse [B, T, H]) of a fast_cases.Case: the docstring of gpu.paged.decode in numpy."""
-    mma = kernel == "mma"
+    mma = kernel != "scalar"
     u, step = (0.0, TINY) if not mma else (2.0**-11, 2.0**-24) if case.q.dtype == np.float16 else (2.0**-8, TINY)
     B, T, H, D = case.q.shape
     out, lse = np.zeros((B, T, H, case.V)), np.zeros((B, T, H))

@@ -165,8 +165,19 @@ def test_the_command_line_says_which_kernel_ran_and_takes_one_by_name(backend, c
     assert run("rope:geometry=glm-5.2") == (0, None)
     code, message = run(case, "--kernel", "mma")
     assert code == 3 and message.startswith("kernel 'mma' does not take this problem: q is f32 and kv_cache f32")
-    assert run(case, "--kernel", "fast") == (2, "kernel is 'fast', expected scalar or mma")
+    assert run(case, "--kernel", "fast") == (2, "kernel is 'fast', expected scalar or mma or wgmma")
     assert run("rope:geometry=glm-5.2", "--kernel", "mma")[0] == 2
+
+
+def test_the_command_line_runs_the_kernel_of_hopper_where_it_takes_the_problem(backend, capsys):
+    if backend == "cuda" and backends.machine(backend).arch != "sm_90a":
+        pytest.skip("the device is not of compute capability 9.0")
+    case = "paged:heads=2,row=192,value=128,scale=0.2,lens=5+140,block=16"
+    assert cli.main(["run", f"{case},dtype=bf16", "--backend", backend, "--kernel", "wgmma"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernel"] == "paged_wgmma_bf16"
+    assert cli.main(["run", case, "--backend", backend, "--kernel", "wgmma"]) == 3
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert message.startswith("kernel 'wgmma' does not take this problem: q is f32 and kv_cache f32")
 
 
 @pytest.mark.parametrize("other", ["auto", "strict", "fast"])

@@ -76,22 +76,27 @@ def empty(device: Device | None, shape: tuple[int, ...], dtype: Any) -> Any:
     return (device or np).empty(shape, dtype)
 
 
-def machine(backend: str, precision: str = "f32", threads: int | None = None) -> Machine:
+def machine(
+    backend: str, precision: str = "f32", threads: int | None = None, kernel: str | None = None
+) -> Machine:
     """What the kernels of `backend` run on: the first GPU, or the interpreter with `threads` threads.
 
-    Raises UnsupportedError for precision "f64", MissingError where a package, a driver or a device is missing.
+    The interpreter is of sm_80, of sm_90a for the `kernel` "wgmma". Raises UnsupportedError for precision "f64",
+    MissingError where a package, a driver or a device is missing.
     """
     if precision != "f32":
         raise UnsupportedError(f"precision is {precision!r}, backend {backend!r} computes in f32")
-    return _machine(backend, threads if backend == "ptx" else None)
+    if backend != "ptx":
+        return _machine(None, None)
+    return _machine(threads, "sm_90a" if kernel == "wgmma" else "sm_80")
 
 
 @lru_cache(maxsize=4)
-def _machine(backend: str, threads: int | None) -> Machine:
-    if backend == "cuda":
+def _machine(threads: int | None, arch: str | None) -> Machine:
+    if arch is None:
         from .gpu.device import Device
 
         return Device()
     from .ptx import Interpreter
 
-    return Interpreter(threads=threads)
+    return Interpreter(arch, threads=threads)

@@ -121,7 +121,7 @@ def kernel_of(case: Case, backend: str, kernel: str | None = None) -> str | None
         return of_kernels.kernel_of(case, machine(backend).arch, f"backend {backend!r}")
     from .gpu.paged import kernel_of
 
-    return kernel_of(case.q, case.kv_cache, case.head_dim_v, machine(backend).arch, kernel)
+    return kernel_of(case.q, case.kv_cache, case.head_dim_v, machine(backend, kernel=kernel).arch, kernel)
 
 
 def _geometry(case: DenseCase) -> Geometry:

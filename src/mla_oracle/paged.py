@@ -63,7 +63,8 @@ def decode_paged(
     `backend`: "strict", the definition; "fast", blocked for the machine, the same answer within the bound of
     mla_oracle.fast.paged; "cuda", on a GPU, and "ptx", the same kernels interpreted, in precision "f32" and within the
     bound of mla_oracle.gpu.paged; "auto", fast for large problems (see mla_oracle.backends). `isa` picks a build of the
-    fast tier; `kernel` a CUDA kernel, "scalar" or "mma" (tensor cores): None is mma where it takes the problem.
+    fast tier; `kernel` a CUDA kernel, "scalar", "mma" (tensor cores) or "wgmma" (those of sm_90a, for which ptx then
+    compiles): None is the last of them that takes the problem.
     `threads` (None: what mla_oracle.fast.threads.set_threads set, else every processor this process may use) does not
     change a bit of the result.
 
@@ -142,7 +143,7 @@ def decode_paged(
     if used in KERNELS:
         from .gpu import forms
 
-        on, longest = machine(used, precision, threads), int(seq_lens.max(initial=0))
+        on, longest = machine(used, precision, threads, kernel), int(seq_lens.max(initial=0))
         cache, table = forms.pages_in_use(kv_cache, block_table, seq_lens)
         arguments = q, cache, table, seq_lens, scale, causal, unit, empty_lse
         forms.fill(forms.decode_paged, on, *arguments, outputs=(out, lse), longest=longest, kernel=kernel)

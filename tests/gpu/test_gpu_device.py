@@ -190,7 +190,7 @@ def test_a_device_that_is_not_there_is_refused(on_fake: Script) -> None:
     assert ran.stdout.splitlines() == [
         "InputError device is 2, expected 0 to 1",
         "InputError device is -1, expected 0 to 1",
-        "sm_90",
+        "sm_90a",
     ]
 
 

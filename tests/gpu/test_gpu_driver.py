@@ -70,14 +70,14 @@ def test_a_device_without_memory_pools_is_checked_as_well(on_fake: Script, call:
 
 
 def test_an_error_names_the_kernel_the_architecture_and_the_launch(on_fake: Script) -> None:
-    launch = "tiny of tiny.cu for sm_90, grid (1, 2, 3), block (8, 1, 1), 60000 bytes of dynamic shared memory"
+    launch = "tiny of tiny.cu for sm_90a, grid (1, 2, 3), block (8, 1, 1), 60000 bytes of dynamic shared memory"
     ran = on_fake(EVERYTHING, FAIL="cuLaunchKernel=1")
     assert ran.stdout == f"DriverError 70 cuLaunchKernel: CUDA_ERROR_INVALID_VALUE while launching {launch}\n"
     ran = on_fake(EVERYTHING, FAIL="cuStreamSynchronize=700")
     expected = f"cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS while waiting for device 0; launched last: {launch}"
     assert ran.stdout == f"DriverError 70 {expected}\n"
     ran = on_fake(EVERYTHING, FAIL="cuModuleLoadData=209")
-    assert "loading tiny of tiny.cu for sm_90 (made by NVRTC " in ran.stdout
+    assert "loading tiny of tiny.cu for sm_90a (made by NVRTC " in ran.stdout
     assert "; the driver is for CUDA 13.0)" in ran.stdout
 
 

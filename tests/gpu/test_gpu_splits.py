@@ -7,7 +7,7 @@ import pytest
 
 from mla_oracle.gpu import paged_mma, sources
 
-MACHINES = {"A100": ("sm_80", 108), "H200": ("sm_90", 132), "B200": ("sm_100", 148), "RTX 4090": ("sm_89", 128)}
+MACHINES = {"A100": ("sm_80", 108), "H200": ("sm_90a", 132), "B200": ("sm_100", 148), "RTX 4090": ("sm_89", 128)}
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -54,3 +54,10 @@ def test_the_kernels_header_says_what_the_rule_gives():
     many = [[paged_mma.split_keys(128, queries, 32768, *MACHINES[n]) for queries in (16, 64, 128)] for n in MACHINES]
     assert many[:3] == [[6560] * 3, [32768] * 3, [4096, 4096, 8192]]
     assert "at B = 128 an A100 6560, an H200 all of them, a B200 4096, 4096, 8192." in said
+
+
+def test_the_header_of_the_kernel_of_hopper_says_what_the_rule_gives():
+    said = " ".join(re.findall(r"^// (.*)", sources.read("paged_wgmma.cu"), re.MULTILINE))
+    rule = [[paged_mma.split_keys(B, queries, 32768, "sm_90a", 132) for queries in (16, 64, 128)] for B in (1, 128)]
+    assert rule[1] == [32768] * 3
+    assert f"an H100 and an H200 take {', '.join(map(str, rule[0]))}; at B = 128 all of them." in said

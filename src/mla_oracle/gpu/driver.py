@@ -82,8 +82,9 @@ def attribute(device: Any, name: str) -> int:
 
 
 def arch(device: Any) -> str:
-    """What kernels for `device` are compiled for: "sm_90"."""
-    return f"sm_{attribute(device, 'COMPUTE_CAPABILITY_MAJOR')}{attribute(device, 'COMPUTE_CAPABILITY_MINOR')}"
+    """What kernels for `device` are compiled for: "sm_80", and on Hopper "sm_90a", whose wgmma no other has."""
+    number = f"{attribute(device, 'COMPUTE_CAPABILITY_MAJOR')}{attribute(device, 'COMPUTE_CAPABILITY_MINOR')}"
+    return "sm_90a" if number == "90" else f"sm_{number}"
 
 
 def _probe() -> ModuleType | str:

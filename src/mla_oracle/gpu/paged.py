@@ -2,9 +2,10 @@
 """Paged decode on a machine: `decode` takes what the strict kernel takes, and fills the same outputs.
 
 A request's keys are cut into splits of `split_keys`, counted from its first key, or into MOST_SPLITS of whole tiles
-where that would be more; a block of threads does one split of a query, or of several on tensor cores (gpu.paged_mma),
-and the splits are combined in ascending order. So a row's bits depend on its own request and on `split_keys`, not on
-the batch it stands in, or on where its pages lie; those of tensor cores also on the tiles that an architecture has.
+where that would be more; a block of threads does one split of a query, or of several on tensor cores (gpu.paged_mma,
+gpu.paged_wgmma), and the splits are combined in ascending order. So a row's bits depend on its own request and on
+`split_keys`, not on the batch it stands in, or on where its pages lie; those of tensor cores also on the tiles that an
+architecture has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mla_oracle import dtypes
 from mla_oracle.arrays import Array
 from mla_oracle.checks import choice
 from mla_oracle.errors import InputError, UnsupportedError
-from mla_oracle.gpu import paged_mma
+from mla_oracle.gpu import paged_mma, paged_wgmma
 from mla_oracle.gpu.layout import THREADS, few, name_of, narrow, put, strides
 from mla_oracle.gpu.layout import packed as dense
 from mla_oracle.gpu.machine import Buffer, Machine
@@ -23,7 +24,7 @@ from mla_oracle.gpu.selection import Selection
 
 FLOATS = ("f32", "f16", "bf16")
 SPLIT_KEYS = 512
-KERNELS = ("scalar", "mma")
+KERNELS = ("scalar", "mma", "wgmma")
 MOST_SPLITS = 64  # as in cuda/splits.cuh
 NO_FAULT = np.uint64(2**64 - 1)
 
@@ -58,7 +59,8 @@ def decode(
     and its value is not touched; a visible NaN or score of +inf makes out and lse NaN; a row without keys, or with
     scores of -inf alone, is zeros and `empty_lse`.
 
-    `kernel` is "scalar", "mma" (tensor cores, gpu.paged_mma), or None: mma where it takes the problem.
+    `kernel` is "scalar", "mma" (tensor cores, gpu.paged_mma), "wgmma" (those of sm_90a, gpu.paged_wgmma), or None: the
+    last of them that takes the problem.
     `longest`: no length in seq_lens is larger; None is what the block table can hold. Lengths and ids are taken as
     they are, see `check_ids`.
 
@@ -132,19 +134,7 @@ def decode(
     problem = (kv_cache, block_table, seq_lens, np.float32(softmax_scale), np.int32(causal))
     partial = (partial_out, partial_max, partial_sum)
     far = (*q_strides, *cache_strides, *table_strides)
-    if name.startswith("paged_mma"):
-        paged_mma.launch(
-            machine,
-            name,
-            q,
-            *problem,
-            *partial,
-            *map(np.int32, (T, H, block_size, split_keys)),
-            *far,
-            packed=packed,
-            listed=selection is not None,
-        )
-    else:
+    if name.startswith("paged_decode"):
         machine.launch(
             machine.kernel("paged.cu", name),
             (B * T, H, splits),
@@ -157,6 +147,13 @@ def decode(
             *map(np.int32, (T, D, V, block_size, split_keys)),
             *far,
         )
+    else:
+        sizes = map(np.int32, (T, H, block_size, split_keys))
+        rest: tuple[Buffer | np.generic, ...] = (*problem[1:], *partial, *sizes, *far)
+        if name.startswith("paged_wgmma"):
+            paged_wgmma.launch(machine, name, q, kv_cache, *rest)
+        else:
+            paged_mma.launch(machine, name, q, kv_cache, *rest, packed=packed, listed=selection is not None)
     machine.launch(
         machine.kernel("paged.cu", "paged_combine_f32"),
         (B * T, H, 1),
@@ -192,15 +189,22 @@ def kernel_of(
     InputError for no such name.
     """
     choice("kernel", kernel or "mma", KERNELS)
-    stored = dtypes.name_of(kv_cache.dtype)
-    reason = paged_mma.refusal(q, kv_cache, head_dim_v, arch, packed)
-    if reason and (kernel == "mma" or packed or selected):
-        raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
-    if packed or selected:
-        if kernel == "scalar":
-            raise UnsupportedError("kernel 'scalar' takes neither packed rows nor a selection")
-        return f"paged_mma_{dtypes.name_of(q.dtype)}"
-    return f"paged_decode_{stored}" if kernel == "scalar" or reason else f"paged_mma_{stored}"
+    plain = not (packed or selected)
+    if not plain and kernel in ("scalar", "wgmma"):
+        raise UnsupportedError(f"kernel {kernel!r} takes neither packed rows nor a selection")
+    if plain and kernel in (None, "wgmma"):
+        reason = paged_wgmma.refusal(q, kv_cache, head_dim_v, arch)
+        if reason is None:
+            return f"paged_wgmma_{dtypes.name_of(q.dtype)}"
+        if kernel:
+            raise UnsupportedError(f"kernel 'wgmma' does not take this problem: {reason}")
+    if kernel != "scalar":
+        reason = paged_mma.refusal(q, kv_cache, head_dim_v, arch, packed)
+        if reason is None:
+            return f"paged_mma_{dtypes.name_of(q.dtype)}"
+        if kernel or not plain:
+            raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
+    return f"paged_decode_{dtypes.name_of(kv_cache.dtype)}"
 
 
 def pages_in_use(kv_cache: Array, block_table: Array, seq_lens: Array) -> tuple[Array, Array]:

@@ -19,6 +19,7 @@ from mla_oracle.gpu.arguments import dynamic_smem, signatures
 from mla_oracle.gpu.nvrtc import Compiled
 
 ARCHS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+ONLY = {"paged_wgmma.cu": ("sm_90a",)}  # the architectures of files that are not for all
 
 COLUMNS = ("registers", "stack", "spill_stores", "spill_loads", "static_smem", "dynamic_smem")
 
@@ -54,7 +55,7 @@ def table() -> dict[str, Any]:
     build = ""
     for file in sources.names():
         for variant in variants(file):
-            for arch in ARCHS:
+            for arch in ONLY.get(file, ARCHS):
                 wanted = options(file, arch, variant)
                 compiled = cache.compile(sources.flatten(file), arch, name=file, options=wanted)
                 build = compiled.build

@@ -17,7 +17,7 @@ OURS = ("check/bench.cu", "check/instructions.cu")
 def findings(bench: Bench) -> Iterator[Finding]:
     """A kernel that spills is told as a difference."""
     arch = bench.machine.arch
-    files = (*sources.names(), *OURS)
+    files = [file for file in (*sources.names(), *OURS) if arch in resources.ONLY.get(file, (arch,))]
     for file, variant in [(name, variant) for name in files for variant in resources.variants(name)]:
         began = time.monotonic()
         options = resources.options(file, arch, variant)

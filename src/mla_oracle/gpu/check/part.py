@@ -46,7 +46,7 @@ class Bench:
             return Device()
         from mla_oracle.ptx import Interpreter
 
-        return Interpreter("sm_90")
+        return Interpreter("sm_90a")
 
 
 def main(module: str, backend: str, seconds: str) -> int:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged decode on the tensor cores of Hopper, sm_90a: which problems it takes, and the launch in place of paged_mma's.
+
+Tiles are of 64 rows and 64 keys, as paged_mma.tile says of sm_90a, so that its split_keys holds here too; what fits
+there fits here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mla_oracle.arrays import Array
+from mla_oracle.gpu import paged_mma
+from mla_oracle.gpu.layout import few
+from mla_oracle.gpu.machine import Buffer, Machine
+
+ARCH = "sm_90a"
+BOX = 64  # rows and columns of a box of a tile, as in cuda/wgmma.cuh
+THREADS = 384  # two warpgroups compute, one copies
+VALUES = (128, 256, 512)  # widths whose halves are columns of one product
+
+
+def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str) -> str | None:
+    """Why the kernel does not take this problem on `arch`, or None. A numpy array stands for its upload."""
+    if arch != ARCH:
+        return f"arch is {arch}, expected {ARCH}"
+    if reason := paged_mma.refusal(q, kv_cache, V, arch):
+        return reason
+    D = q.shape[-1]
+    if D % BOX:
+        return f"D is {D}, expected a multiple of {BOX}"
+    if V not in VALUES:
+        return f"head_dim_v is {V}, expected {' or '.join(map(str, VALUES))}"
+    return None
+
+
+def launch(machine: Machine, name: str, q: Buffer, kv_cache: Buffer, *args: Buffer | np.generic) -> None:
+    """Launch the kernel `name` on a problem without a `refusal`, with its arguments as they follow."""
+    partial_out = args[4]
+    assert isinstance(partial_out, Buffer)
+    (B, T, H, D), (splits, V) = q.shape, partial_out.shape[-2:]
+    few(B=B, splits=splits)
+    machine.launch(
+        machine.kernel("paged_wgmma.cu", name, D=D, V=V),
+        (-(-T * H // BOX), splits, B),
+        (THREADS, 1, 1),
+        shared_bytes(D, V),
+        q,
+        kv_cache,
+        *args,
+    )
+
+
+def shared_bytes(D: int, V: int) -> int:
+    """sizeof(Shared) in cuda/paged_wgmma.cu: queries, two tiles with a box behind the values, statistics, barriers."""
+    box = 128 * BOX
+    tile = box * max(D // BOX, V // BOX + 1)
+    return 2 * tile + box * (D // BOX) + 6 * 4 * BOX + 7 * 8
