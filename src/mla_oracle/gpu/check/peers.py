@@ -112,7 +112,7 @@ def run_ours(p: Problem) -> Decode:
         q, table = inputs[index % len(inputs)]
         forms.decode_paged(
             device, q, cache, table, lengths, SCALE, True, 1.0, -np.inf, out, lse,
-            longest=p.length, split_keys=keys, kernel="mma",
+            longest=p.length, split_keys=keys,
         )  # fmt: skip
         return out
 

@@ -13,7 +13,7 @@ from typing import Any
 
 SCHEMA = "mla-oracle-gpu-check/1"
 Finding = dict[str, Any]
-MAIN = "paged mma bf16"  # the subject of which the table has every timing
+MAIN = ("paged mma bf16", "paged wgmma bf16")  # the subjects of which the table has every timing
 ENDS = ("done", "out of time", "failed", "interrupted")  # how a part can end
 
 
@@ -88,7 +88,7 @@ def _timings(rows: Iterable[Finding]) -> list[str]:
     if not timed:
         return []
     last = {row.get("subject"): row for row in timed}
-    shown = [row for row in timed if row.get("subject") in (None, MAIN) or row is last[row["subject"]]]
+    shown = [row for row in timed if row.get("subject") in (None, *MAIN) or row is last[row["subject"]]]
     head = ("microseconds", "TFLOP/s", "GB/s", "of copy", "of matmul")
     lines = [f"{'':44}" + "".join(f"{column:>13}" for column in head)]
     for row in shown:

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from mla_oracle.gpu import paged_wgmma
 from mla_oracle.gpu.check import clock, limits, workloads
 from mla_oracle.gpu.check.limits import Limits
 from mla_oracle.gpu.check.part import Bench
@@ -67,8 +68,8 @@ def subjects(bench: Bench, limit: Limits, w: Widths) -> list[Subject]:
         return Subject(f"{form} {dtype}", axes, lambda *sizes: makes[form](bench, w, dtype, *sizes), lambda *sizes: 0)
 
     return [
-        paged("bf16", "mma"),
-        paged("f16", "mma"),
+        *(paged(dtype, "mma") for dtype in ("bf16", "f16")),
+        *(paged(dtype, "wgmma") for dtype in ("bf16", "f16") if bench.machine.arch == paged_wgmma.ARCH),
         *(paged(dtype, "scalar") for dtype in ("bf16", "f16", "f32")),
         *(ends(dtype, f"{end} mma") for dtype in ("bf16", "f16") for end in ("absorb", "project")),
         *(ends(dtype, end) for dtype in ("bf16", "f32") for end in ("absorb", "project")),

@@ -18,7 +18,7 @@ from mla_oracle.arrays import Array
 from mla_oracle.cases import AbsorbedCase, Case, DenseCase, NaiveCase, PagedCase
 from mla_oracle.errors import OracleError
 from mla_oracle.extensions import require_plain
-from mla_oracle.gpu import absorbed_mma, forms
+from mla_oracle.gpu import absorbed_mma, forms, paged_wgmma
 from mla_oracle.gpu.check.part import Bench
 from mla_oracle.gpu.check.report import Finding
 from mla_oracle.gpu.driver import DriverError
@@ -37,8 +37,13 @@ SHAPES = (  # of paged cases, rows multiples of 16 so that both kernels take the
     ("heads=5,row=64,value=48,scale=0.125,lens=200,block=64,inputs=peaked", 64),
     ("heads=5,row=64,value=48,scale=0.125,lens=200,block=64,inputs=rising", 64),
 )
+BOXES = (  # rows of whole boxes, for wgmma
+    ("heads=20,row=192,value=128,scale=0.0625,lens=0+1+63+64+65+300,tokens=2,block=61", 192),
+    ("heads=64,row=128,value=128,scale=0.0625,lens=130+5,block=64,inputs=rising,lse_base=2", 512),
+)
 ODD = "heads=3,row=33,value=17,scale=0.125,lens=70+1,tokens=2,block=16"  # for the scalar kernels alone
 SPOILED = "heads=5,row=48,value=32,scale=0.125,lens=33+150,tokens=2,block=16"  # with numbers that are not finite
+SPOILED_BOXES = "heads=5,row=192,value=128,scale=0.0625,lens=33+150,tokens=2,block=16"
 LARGE_SHAPES = (
     ("geometry=deepseek-v3,lens=1+63+64+65+1000+4096", 512),
     ("geometry=glm-5.2,lens=8192+777,inputs=peaked", 1024),
@@ -47,6 +52,7 @@ LARGE_SHAPES = (
     ("geometry=deepseek-v3,heads=4,lens=16384,tokens=4", 4096),
     ("geometry=deepseek-v2-lite,lens=1024x8", 512),
 )
+LARGE_BOXES = tuple(LARGE_SHAPES[i] for i in (0, 1, 2, 4, 5))  # minicpm3's rows are none
 DENSE = (
     "heads=1,nope=1,rope=2,value=1,rank=1,cached=1",
     "heads=3,nope=13,rope=6,value=9,rank=33,queries=3,cached=70",
@@ -94,8 +100,8 @@ class Trial:
         return replace(case, q=q, kv_cache=kv_cache)
 
 
-def trials(small: bool) -> list[Trial]:
-    """`small`: those that the interpreter does in seconds."""
+def trials(small: bool, arch: str) -> list[Trial]:
+    """Those of kernels that there are for `arch`; `small`: that the interpreter does in seconds."""
     kinds = [(dtype, kernel) for dtype in ("f32", "f16", "bf16") for kernel in ("scalar", "mma")]
     kinds.remove(("f32", "mma"))
     chosen = [Trial(f"paged:{shape},dtype={kind[0]}", kind[1], split) for shape, split in SHAPES for kind in kinds]
@@ -111,11 +117,17 @@ def trials(small: bool) -> list[Trial]:
         kinds = [("bf16", "mma"), ("bf16", "scalar"), ("f16", "mma")]
         for shape, split in LARGE_SHAPES:
             chosen += [Trial(f"paged:{shape},dtype={dtype}", kernel, split) for dtype, kernel in kinds]
+    if arch == paged_wgmma.ARCH:
+        whole = BOXES if small else BOXES + LARGE_BOXES
+        for dtype in ("f16", "bf16"):
+            chosen += [Trial(f"paged:{shape},dtype={dtype}", "wgmma", split) for shape, split in whole]
+            spoiled = f"paged:{SPOILED_BOXES},dtype={dtype}"
+            chosen += [Trial(spoiled, "wgmma", 64, number) for number in (np.nan, np.inf, -np.inf)]
     return chosen
 
 
 def findings(bench: Bench) -> Iterator[Finding]:
-    for trial in trials(bench.small):
+    for trial in trials(bench.small, bench.machine.arch):
         try:
             yield judge(bench, trial)
         except OracleError as error:
@@ -132,7 +144,7 @@ def judge(bench: Bench, trial: Trial) -> Finding:
     truth = oracle.expected(case, precision="f64")
     results = run(bench, case, trial)
     again = run(bench, case, trial)
-    numerics = None if trial.kernel == "mma" else NUMERICS.get(type(case))
+    numerics = None if trial.kernel in ("mma", "wgmma") else NUMERICS.get(type(case))
     verdict = compare.check(case, results, truth, numerics=numerics)
     same = all(results[name].tobytes() == again[name].tobytes() for name in results)
     reason = "" if verdict.passed else verdict.reason
