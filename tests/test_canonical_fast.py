@@ -82,7 +82,10 @@ def test_every_format_and_reader(name, reader, build):
     assert_right(dataclasses.replace(case, topk_indices=topk(case, 30)), build)
 
 
-PAIRS = [("fp8_e4m3", "fp8_e4m3"), ("fp8_ds_mla", "fp8_ds_mla"), ("model1", "model1"), ("v4.1", "v4.1_fp4")]
+PAIRS = [
+    ("fp8_e4m3", "fp8_e4m3"), ("fp8_ds_mla", "fp8_ds_mla"), ("model1", "model1"), ("v4.1", "v4.1_fp4"),
+    ("flashinfer_fp8", "nvfp4_sglang"), ("q6_0", "q8_0"), ("q8_KV", "q6_0"), ("q6_0", "q6_0"), ("aiter_v4", "model1"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "second"), PAIRS)
@@ -110,7 +113,7 @@ def test_two_caches_of_one_format_are_read_as_they_are_used(name):
     other = packed(make(D=formats.get(name).width or 96, V=64, lens=(20,), block=4), name)
     tables = {f"extra_{n}": getattr(other, n) for n in ("kv_cache", "block_table", "seq_lens")}
     case = dataclasses.replace(case, extra_topk_indices=topk(other, 8), **tables)
-    assert listed.rows_of(canonical.checked(case, "f32"), 0).places.packing is not None
+    assert listed.rows_of(canonical.checked(case, "f32"), 0)[0].places.packing is not None
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
@@ -119,17 +122,68 @@ def test_a_second_cache_has_a_scale_of_its_own(scale, build):
     shared = {"extra_block_table": case.block_table, "extra_seq_lens": case.seq_lens, "extra_kv_cache": case.kv_cache}
     own = case.kv_scale * np.float32(scale)
     case = dataclasses.replace(case, extra_topk_indices=topk(case, 8), extra_kv_scale=own, **shared)
-    assert (listed.rows_of(canonical.checked(case, "f32"), 0).places.packing is not None) == (scale == 1)
+    found = listed.rows_of(canonical.checked(case, "f32"), 0)
+    assert len(found) == (1 if scale == 1 else 2) and all(rows.places.packing is not None for rows in found)
     assert_right(case, build)
 
 
-# Readers whose rows are first made numbers by formats.read.
-READ_AS_NUMBERS = {
-    *((name, "f32_f16") for name in ("fp8_e4m3", "fp8_e4m3fnuz", "fp8_e5m2")),
-    ("flashinfer_fp8_grouped", "f32"),
-    ("fp8_ds_mla", "e8m0_rz"),
-    ("q6_0", "f32"),  # its six bits lie in two places
-}
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+@pytest.mark.parametrize("second", ["fp8_e4m3", "q6_0"])
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_second_cache_beside_dense_rows_and_tokens_that_see_both_or_one_or_none(scored, second, precision, build):
+    case, other = (make(D=96, V=64, H=3, lens=(9, 20, 3), block=4, seed=seed) for seed in (1, 2))
+    other = packed(other, second)
+    wanted, more = topk(case, 5), topk(other, 4)
+    wanted[0, 0], more[1, 0], wanted[2], more[2] = -1, -1, -1, -1
+    extra = {f"extra_{n}": getattr(other, n) for n in ("kv_cache", "block_table", "seq_lens", "kv_scale")}
+    lists = {"topk_indices": wanted, "extra_topk_indices": more, "sinks": np.array([0, 2, -np.inf], np.float32)}
+    case = dataclasses.replace(case, extra_cache_format=second, **lists, **extra)
+    if scored:
+        bias = np.random.default_rng(3).standard_normal((*case.q.shape[:3], 20)).astype(np.float32)
+        bias[bias < -1] = -np.inf
+        case = dataclasses.replace(case, softcap=3.0, bias=bias)
+    assert_right(case, build, precision)
+    assert len(listed.rows_of(canonical.checked(case, precision), 0)) == 2
+
+
+@pytest.mark.parametrize("reader", ["exponent", "e8m0_rz"])
+def test_scales_taken_for_powers_of_two_are_read_to_the_bit_beyond_all_numbers_too(reader, build):
+    case = packed(make(D=576, V=512, H=1, T=1, lens=(2,), block=7), "fp8_ds_mla", reader)
+    row = case.kv_cache.view(np.uint8)[case.block_table[0, 0], 0]
+    row[:512] = 0x38
+    case = dataclasses.replace(case, topk_indices=np.zeros((1, 1, 1), np.int32), q=np.zeros_like(case.q))
+    for *scales, powers in ((np.inf, 1e-40, 0.75, -3, (0.5, 2)), (-np.inf, 0, 2.0**127, 1, (2.0**127, 1))):
+        row[512:528] = np.array(scales, np.float32).view(np.uint8)
+        least = 0 if build == "amx" else 2.0**-127  # whose tiles take what is below the normal range for 0
+        wanted = np.repeat([2.0**127, least, *powers], 128)
+        if reader == "exponent":  # the key is NaN then, and with it all that it is weighed by
+            wanted[:] = np.nan
+        got = canonical.attend(case, precision="f32", backend="fast", isa=build)
+        np.testing.assert_array_equal(got.out[0, 0, 0], wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+@pytest.mark.parametrize("reader", formats.get("fp8_e4m3").readers)
+@pytest.mark.parametrize("rope", [None, "one", "split", "tokens"])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_per_tensor_rows_with_every_kind_of_scale(tokens, rope, reader, precision, build):
+    case = packed(make(D=96, V=64, H=3, lens=(40, 0, 21)), "fp8_e4m3", reader)
+    rng, shape = np.random.default_rng(4), case.kv_cache.shape[:2]
+    scales = {"kv_scale": rng.uniform(0.1, 2, shape if tokens else (1,)).astype(np.float32)}
+    if rope == "split":
+        scales |= {"kv_cache": case.kv_cache[..., :64], "kpe_cache": case.kv_cache[..., 64:].copy()}
+    if rope:
+        scales["kpe_scale"] = rng.uniform(0.1, 2, shape if rope == "tokens" else (1,)).astype(np.float32)
+    case = dataclasses.replace(case, topk_indices=topk(case, 30), **scales)
+    assert_right(case, build, precision)
+    fused = packings.places_of(canonical.checked(case, precision).main, 0) is not None
+    several = tokens or rope is not None
+    other = rope == "tokens" or (tokens and (rope == "split" or reader == "f32_f16"))
+    assert fused == (not other and not (several and reader == "fold" and precision == "f64"))
+
+
+# Readers whose rows are first made numbers by formats.read: the six bits lie in two places.
+READ_AS_NUMBERS = {("q6_0", "f32")}
 
 
 def places(name, reader):

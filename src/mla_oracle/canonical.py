@@ -88,6 +88,7 @@ def decode(
         softcap:  relative += eps * (9 * max |c| + tiny * softcap)
         bias:     relative += 3 * eps * max |s|
         sinks:    3 eps to out and to the LSE; eps * (max |s| + log n) to out, the rounding of the LSE that a sink meets
+        a second cache that is read in another way, of another format or scale: as sinks, an LSE meets the other
 
     9: of a capped score tanh (2), softcap, quotient and product (1/2 each), all that twice (a weight and the sum of
     weights), and what is subtracted from the maximum (2); tiny: a quotient below the normal range; 3: the sum with the

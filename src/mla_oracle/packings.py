@@ -21,13 +21,13 @@ from .caches import Cache
 from .fast.listed import CODES, STORED_BF16, Packing
 from .formats import get
 from .formats.codes import exponents, rounded, table
-from .formats.format import E8M0
+from .formats.format import E8M0, times
 from .formats.memory import pages_of
 from .formats.nvfp4 import PERMUTED
-from .formats.per_tensor import FlashInferGrouped, PerTensor
+from .formats.per_tensor import ROPE, FlashInferGrouped, PerTensor
 
-RULES = {"f32": 0, "f32_bf16": 0, "bf16": 1, "exponent": 2}
-BF16_READERS = ("f32_bf16", "bf16", "exponent", "exp2", "guarded", "shift", "f16_bf16")
+RULES = {"f32": 0, "f32_bf16": 0, "bf16": 1, "exponent": 2, "e8m0_rz": 3}
+BF16_READERS = ("f32_bf16", "bf16", "exponent", "e8m0_rz", "exp2", "guarded", "shift", "f16_bf16")
 
 
 class Region(NamedTuple):
@@ -36,6 +36,12 @@ class Region(NamedTuple):
     start: int
     block: int
     row: int
+
+    def at(self, slots: Array, block_size: int) -> Array:
+        """The addresses of the rows at slots, block * block_size + offset."""
+        blocks, offsets = np.divmod(slots, block_size)
+        found: Array = self.start + blocks * self.block + offsets * self.row
+        return found
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,13 @@ class Places:
     factor: float = 1.0
     held: object = None  # what `elsewhere` is a region of, if not of the cache
 
+    def parts(self) -> list[Region]:
+        """Of the rows, and of what lies elsewhere."""
+        return [self.region] if self.elsewhere is None else [self.region, self.elsewhere]
+
     def regions(self) -> Array:
-        """[1 or 2, 3] i64: of the rows, and of what lies elsewhere."""
-        return np.array([self.region] if self.elsewhere is None else [self.region, self.elsewhere])
+        """[1 or 2, 3] i64"""
+        return np.array(self.parts())
 
 
 def places_of(cache: Cache, head: int) -> Places | None:
@@ -82,29 +92,69 @@ def _dense(cache: Cache, head: int) -> Places | None:
 def _per_tensor(form: PerTensor, cache: Cache, reader: str) -> Places | None:
     assert cache.tensors is not None
     rows, split = form.arrays(cache.tensors)
-    scale, rope = form.scales(cache.tensors, rows)
-    rope = scale if rope is None else rope
-    if scale.ndim or rope.ndim or reader not in ("fold", *RULES) or _gapped(rows):
+    scale, own = form.scales(cache.tensors, rows)
+    rope = scale if own is None else own
+    folds = reader == "fold" and not scale.ndim and not rope.ndim and rope == scale
+    if reader == "fold" and not folds:
+        if cache.precision == "f64":
+            return None
+        reader = "f32"  # as what `formats.read` rounds
+    if _gapped(rows) or (split is not None and _gapped(split)):
         return None
-    if (rope != scale and (split is None or reader == "fold")) or (split is not None and _gapped(split)):
+    if scale.ndim:
+        return _token_scales(form, rows, split, scale, own, reader)
+    if rope.ndim:
         return None
-    factor, rest_factor = (1.0 if reader == "fold" else _factor(x, reader) for x in (scale, rope))
-    numbers = table(form.element)
+    columns = rows.shape[2] if split is not None or own is None else rows.shape[2] - ROPE
     packing = Packing(
-        numbers[:, None],
-        group=rows.shape[2],
+        table(form.element)[:, None],
+        group=columns,
         groups=1,
-        factor=factor,
         to_bf16=reader in BF16_READERS,
+        rest=columns if split is None else 0,
+        rest_apart=split is not None,
         rest_dtype=CODES,
-        rest_apart=True,
-        rest_numbers=numbers,
-        rest_factor=rest_factor,
-        exact_in_bf16=reader == "fold" or reader in BF16_READERS,
+        exact_in_bf16=folds or reader in BF16_READERS,
     )
-    folded = float(scale) if reader == "fold" else 1.0
     elsewhere = None if split is None else _region(split)
-    return Places(_region(rows), rows.shape[2], elsewhere, packing=packing, factor=folded)
+    if folds:
+        packing = packing._replace(rest_numbers=table(form.element))
+        return Places(_region(rows), rows.shape[2], elsewhere, packing=packing, factor=float(scale))
+    numbers, factor = _products(form, rope, reader)
+    packing = packing._replace(rest_numbers=numbers, rest_factor=factor)
+    numbers, factor = _products(form, scale, reader)
+    packing = packing._replace(numbers=numbers[:, None], factor=factor)
+    return Places(_region(rows), rows.shape[2], elsewhere, packing=packing)
+
+
+def _token_scales(
+    form: PerTensor, rows: Array, split: Array | None, scale: Array, rope: Array | None, reader: str
+) -> Places | None:
+    """Of a scale a token [blocks, rows], where the rope has none or is in the row with one scale for all."""
+    if split is not None or reader == "f32_f16" or (rope is not None and rope.ndim):
+        return None
+    columns = rows.shape[2] if rope is None else rows.shape[2] - ROPE
+    packing = Packing(
+        table(form.element)[:, None],
+        group=columns,
+        groups=1,
+        scale_bytes=4,
+        scales_apart=True,
+        rule=RULES[reader],
+        **_rounding(reader),
+        rest=columns,
+        rest_dtype=CODES,
+        rest_numbers=table(form.element),
+        rest_factor=1.0 if rope is None else _factor(rope, reader),
+    )
+    return Places(_region(rows), rows.shape[2], _region(scale), packing=packing, held=scale)
+
+
+def _products(form: PerTensor, scale: Array, reader: str) -> tuple[Array, float]:
+    """What the codes stand for [256], and what that is multiplied by before it is rounded."""
+    if reader == "f32_f16":  # there is no such rounding in a Packing
+        return times(table(form.element), np.atleast_1d(scale), reader), 1.0
+    return table(form.element), _factor(scale, reader)
 
 
 def _grouped(form: FlashInferGrouped, cache: Cache, reader: str) -> Places | None:
@@ -112,7 +162,7 @@ def _grouped(form: FlashInferGrouped, cache: Cache, reader: str) -> Places | Non
     assert cache.tensors is not None
     rows, rope = form.arrays(cache.tensors)
     groups, kpe = form.scales(cache.tensors, rows)
-    if reader not in BF16_READERS or _gapped(rows):
+    if _gapped(rows):
         return None
     assert rope is not None and kpe is not None
     beside = np.concatenate([np.ascontiguousarray(groups).view(np.uint8), rope], axis=-1)
@@ -129,8 +179,7 @@ def _grouped(form: FlashInferGrouped, cache: Cache, reader: str) -> Places | Non
         rest=16,
         rest_apart=True,
         rest_dtype=CODES,
-        rest_numbers=table(form.element),
-        rest_factor=_factor(kpe, "bf16"),
+        rest_numbers=times(table(form.element), np.atleast_1d(kpe), "bf16"),
     )
     return Places(_region(rows), 512, _region(beside), packing=packing, held=beside)
 
@@ -147,8 +196,6 @@ def _rows(cache: Cache) -> Array:
 
 
 def _ds_mla(cache: Cache, reader: str) -> Places | None:
-    if reader not in RULES:
-        return None
     packing = Packing(
         table("e4m3")[:, None],
         group=128,

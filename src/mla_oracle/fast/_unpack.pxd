@@ -16,6 +16,7 @@ cdef enum ScaleRule:
     AS_STORED
     ROUNDED_TO_BF16
     EXPONENT_ONLY
+    TO_ZERO             # the same, but infinity is 2^127
 
 
 cdef struct Packing:
@@ -68,8 +69,10 @@ cdef inline float scale_of(const Packing* p, const unsigned char* scales, Py_ssi
         scale = (<const stored_float*>at)[0]
     if p.rule == ROUNDED_TO_BF16:
         scale = as_bf16(scale)
-    elif p.rule == EXPONENT_ONLY:   # as an e8m0 code: 0 is 2^-127, all ones is NaN
+    elif p.rule >= EXPONENT_ONLY:   # as an e8m0 code: 0 is 2^-127, all ones is NaN
         bits = bits_of(scale) & 0x7F800000
+        if p.rule == TO_ZERO and bits_of(scale) & 0x7FFFFFFF == 0x7F800000:
+            bits = 0x7F000000
         scale = from_bits(0x00400000 if bits == 0 else 0x7FC00000 if bits == 0x7F800000 else bits)
     return scale
 

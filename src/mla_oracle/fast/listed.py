@@ -30,7 +30,7 @@ class Packing(NamedTuple):
     scale_bytes: int = 0  # 1, 2 (f16), 4 (f32), or 0: there is none
     scale_at: Array = np.zeros(1, np.int32)  # [groups] bytes
     scales_apart: bool = False
-    rule: int = 0  # 0 as stored, 1 rounded to bf16, 2 exponent only
+    rule: int = 0  # 0 as stored, 1 rounded to bf16, 2 exponent only, 3 to zero
     factor: float = 1.0  # times code * scale
     to_bf16: bool = False  # products are rounded
     rest: int = 0  # byte where the other numbers start
