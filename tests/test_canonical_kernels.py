@@ -79,6 +79,26 @@ def test_packed_rows(name, reader, backend):
     assert_right(dataclasses.replace(case, topk_indices=topk(case, 30)), backend=backend)
 
 
+@pytest.mark.parametrize("ratio", [1.0, 4.0, 2.0**-3])
+def test_a_scale_of_the_rope_is_folded_into_the_queries(ratio, backend):
+    case = make(D=96, V=32, H=3, lens=(40, 0, 21), dtype=BF16)
+    case = packed(case, "fp8_e4m3", "fold", kv_scale=0.013, kpe_scale=float(np.float32(0.013)) * ratio)
+    assert_right(case, backend=backend)
+    assert_right(dataclasses.replace(case, topk_indices=topk(case, 30)), backend=backend)
+
+
+def test_a_scale_of_the_rope_that_would_round_the_queries_or_scale_a_value_is_refused(backend):
+    case = make(D=96, V=32, H=3, lens=(40, 0, 21), dtype=BF16)
+    for kpe, V, line in (
+        (0.03, 32, f"kpe_scale of 0.03 beside a kv_scale of 0.02 is not supported by backend '{backend}': q bfloat16 "),
+        (0.04, 33, f"kpe_scale of columns of the value is not supported by backend '{backend}'"),
+        (np.full(case.kv_cache.shape[:2], 0.1, np.float32), 32, "kpe_scale of every token is not supported"),
+    ):
+        other = packed(dataclasses.replace(case, head_dim_v=V), "fp8_e4m3", "fold", kv_scale=0.02, kpe_scale=kpe)
+        with pytest.raises(UnsupportedError, match=f"^{line}"):
+            canonical.attend(other, precision="f32", backend=backend)
+
+
 def test_what_it_does_not_take_is_refused_by_name(backend):
     case = make(dtype=BF16)
     refused = {

@@ -2,7 +2,8 @@
 """The canonical problem on a machine: what its tensor-core kernel takes of the extensions; the rest is refused by name.
 
 Taken, in any combination: a selection by position or by slot, a window, sinks, lse axes, q_scale, output_scale, and
-packed rows of the formats and readers of paged_mma.PACKED. q is [B, T, H, D] or [B, H, D], f16 or bf16.
+packed rows of the formats and readers of paged_mma.PACKED. q is [B, T, H, D] or [B, H, D], f16 or bf16. Of fp8 rows one
+scale is folded into scores and values; the rope's own, into the queries, which must hold what that makes of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from mla_oracle.arrays import Array
 from mla_oracle.errors import UnsupportedError
+from mla_oracle.formats.per_tensor import ROPE
 from mla_oracle.gpu import forms, paged
 from mla_oracle.gpu.layout import put
 from mla_oracle.gpu.machine import Machine
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 TAKEN = (
     "topk_indices", "topk_length", "topk_by", "topk_outside", "window_left", "window_right", "window_first", "sinks",
     "sinks_in_lse", "q_scale", "output_scale", "lse_axes", "cache_format", "cache_reader", "kv_scale",
+    "kpe_scale",
 )  # fmt: skip
 
 
@@ -35,6 +38,7 @@ def attend(case: PagedCase, problem: Problem, machine: Machine, packed: int, fac
     The keys of the problem were listed, so ids and indices are right. Raises UnsupportedError where no kernel takes it.
     """
     q, cache = _arrays(case)
+    q = _with_rope_scale(case, q)
     (B, T, H, _), V = q.shape, case.head_dim_v
     by_slot = case.topk_by == "slot"
     table = np.zeros((B, 1), np.int32) if by_slot else case.block_table
@@ -97,9 +101,31 @@ def how(case: PagedCase, who: str) -> tuple[int, float]:
         )
     if case.kv_scale is None:
         return packed, 1.0
-    if np.size(case.kv_scale) != 1:
-        raise UnsupportedError(f"kv_scale of every token is not supported by {who}")
+    for name in ("kv_scale", "kpe_scale"):
+        if getattr(case, name) is not None and np.size(getattr(case, name)) != 1:
+            raise UnsupportedError(f"{name} of every token is not supported by {who}")
+    _with_rope_scale(case, case.q, who)
     return packed, float(np.reshape(case.kv_scale, ()))
+
+
+def _with_rope_scale(case: PagedCase, q: Array, who: str = "this backend") -> Array:
+    """q [.., D], its rope times kpe_scale / kv_scale. Raises UnsupportedError where that rounds or is of values."""
+    if case.kpe_scale is None or case.kv_scale is None:
+        return q
+    latent, rope = (np.reshape(scale, ()).astype(np.float64) for scale in (case.kv_scale, case.kpe_scale))
+    if latent == rope:
+        return q
+    if case.head_dim_v > q.shape[-1] - ROPE:
+        raise UnsupportedError(f"kpe_scale of columns of the value is not supported by {who}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = q[..., -ROPE:].astype(np.float64) * (rope / latent)
+        folded = np.concatenate([q[..., :-ROPE], wanted.astype(q.dtype)], axis=-1)
+    if not np.array_equal(folded[..., -ROPE:].astype(np.float64), wanted, equal_nan=True):
+        raise UnsupportedError(
+            f"kpe_scale of {rope:g} beside a kv_scale of {latent:g} is not supported by {who}: q {q.dtype} does not"
+            " hold itself times their ratio"
+        )
+    return folded
 
 
 def _selection(case: PagedCase, machine: Machine, B: int, T: int, problem: Problem) -> Selection | None:
