@@ -195,5 +195,5 @@ def test_the_commands_take_a_case_that_is_not_plain(tmp_path):
     answer = commands.run(str(tmp_path / "case"), str(tmp_path / "actual"))
     assert answer["backend"] in ("strict", "fast")
     assert commands.check(str(tmp_path / "case"), str(tmp_path / "actual"))["verdict"] == "pass"
-    with pytest.raises(UnsupportedError, match=r"^softcap is not supported by backend 'fast'$"):
-        commands.run(f"{name},softcap=2", backend="fast")
+    with pytest.raises(UnsupportedError, match=r"^softcap is not supported by backend 'ptx'$"):
+        commands.run(f"{name},softcap=2", backend="ptx")
