@@ -110,6 +110,15 @@ def test_a_temperature_is_estimated_without_an_lse():
     assert diagnosis.classes[0].constants["factor"] == pytest.approx(0.62, rel=0.01)
 
 
+@pytest.mark.parametrize("factor", [0.93, 0.98, 1.03, 1.08])
+@pytest.mark.parametrize("case_id", [ID, "naive:heads=4,nope=24,rope=8,value=32,rank=64,queries=3,cached=17"])
+def test_a_temperature_near_one_is_a_temperature(factor, case_id):
+    case = CASE if case_id is ID else generate(case_id)
+    best = found(temperature.factor(factor), case, lse="lse" in case.results, separate=False).classes[0]
+    assert best.family == "uniform temperature"
+    assert best.constants["factor"] == pytest.approx(factor, rel=2e-3)
+
+
 def test_the_factor_of_a_named_temperature_is_told():
     best = found(find("temperature.row-width"), separate=False).classes[0]
     assert best.constants["factor"] == pytest.approx(96**-0.5 / CASE.softmax_scale, rel=0.01)

@@ -70,14 +70,15 @@ def _temperature(evidence: Evidence) -> Iterator[Mutant]:
     def misfit(x: float) -> float:
         return float(np.nanmean(np.abs(evidence.suspects.results(made.temperature(x))["out"] - given)))
 
-    best, grid, start = 1.0, np.geomspace(1 / 32, 64, 23), misfit(1.0)
+    best, least, grid, start = 1.0, np.inf, np.geomspace(1 / 32, 64, 23), misfit(1.0)
     for _ in range(4):
         errors = [misfit(float(x)) for x in grid]
         at = int(np.argmin(errors))
-        if not errors[at] < 0.9 * start or not 0 < at < len(grid) - 1:
+        if not 0 < at < len(grid) - 1:
             return
-        best, grid = float(grid[at]), np.linspace(grid[at - 1], grid[at + 1], 11)
-    yield made.temperature(best)
+        best, least, grid = float(grid[at]), errors[at], np.linspace(grid[at - 1], grid[at + 1], 11)
+    if least < 0.9 * start:  # not before: a grid may be too coarse for what is near
+        yield made.temperature(best)
 
 
 def _visible(known: list[Sample]) -> Iterator[Mutant]:

@@ -56,17 +56,17 @@ def _minimum(known: list[Sample], curve: Callable[[Sample, float], Array], grid:
 
     start = float(np.mean([_misfit(k, k.s) for k in known]))
     low, high = 0.0, 0.0
-    best = np.nan
+    best, least = np.nan, np.inf
     for _ in range(5):
         errors = np.array([misfit(float(x)) for x in grid])
         if not np.isfinite(errors).any():
             return None
         at = int(np.nanargmin(errors))
         best, low, high = float(grid[at]), float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)])
-        if errors[at] > 0.9 * start or not 0 < at < len(grid) - 1:
+        if not 0 < at < len(grid) - 1:
             return None
-        grid = np.linspace(low, high, 15)
-    return best
+        least, grid = float(errors[at]), np.linspace(low, high, 15)
+    return best if least <= 0.9 * start else None  # not before: a grid may be too coarse for what is near
 
 
 def _misfit(k: Sample, s: Array) -> float:
