@@ -21,14 +21,15 @@ from typing import Any
 import numpy as np
 from usual import USUAL, Setting
 
-from mla_oracle import budget, dtypes
+from mla_oracle import dtypes
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.diagnosis.suspects import Suspects
 from mla_oracle.mutants import Mutant, bank
-from mla_oracle.numerics import infer
 from mla_oracle.oracle import expected
-from mla_oracle.rules import RULES, told
 from mla_oracle.suites import choose, probes
+from mla_oracle.verdict import budget
+from mla_oracle.verdict.numerics import infer
+from mla_oracle.verdict.rules import RULES, told
 
 COMMITTED = Path(__file__).with_suffix(".json")
 SUITE = ("heads=4,row=576,value=512,scale=0.0417,dtype=bf16", 1200)  # sizes, most tokens of a case

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs that each rule of mla_oracle.rules is used on, where it comes from: distribution, lengths, dtype, layout.
+"""The usual inputs of each rule of mla_oracle.verdict.rules, where it comes from: distribution, lengths, dtype, layout.
 
     for setting in USUAL["flashmla"].settings(): setting.case
 
@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from mla_oracle.cases import PagedCase
-from mla_oracle.inputs import generate
+from mla_oracle.cases.inputs import generate
 
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 Draw = Callable[..., np.ndarray]

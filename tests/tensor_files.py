@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from mla_oracle.errors import InputError
-from mla_oracle.tensorfile import read_tensors
+from mla_oracle.files.tensorfile import read_tensors
 
 
 def packed(header, data=b""):

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from mla_oracle import Geometry, attend_absorbed, attend_naive, decode_paged
-from mla_oracle.budget import budget, budgets, emulate
 from mla_oracle.cases import PagedCase
+from mla_oracle.cases.inputs import generate
 from mla_oracle.fast import isa
-from mla_oracle.inputs import generate
-from mla_oracle.numerics import resolve
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.budget import budget, budgets, emulate
+from mla_oracle.verdict.numerics import resolve
 
 FAMILIES = ("normal", "peaked", "flat", "position", "onehot", "tailed", "rising")
 SHAPES = ((1, 8, 4), (2, 24, 16), (3, 72, 64), (4, 40, 33), (16, 576, 512), (2, 576, 512))  # H, D, V

@@ -8,7 +8,8 @@ import pytest
 from canonical_cases import BF16, assert_right, make, packed, topk
 
 import mla_oracle
-from mla_oracle import canonical, formats, listed, packings
+from mla_oracle import canonical, formats
+from mla_oracle.canonical import listed, packings
 from mla_oracle.fast import isa
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from mla_oracle import selftest
+from mla_oracle.cases.inputs import generate
 from mla_oracle.cli import main
-from mla_oracle.exchange import read_case, read_result, write_case, write_result
-from mla_oracle.inputs import generate
+from mla_oracle.files.exchange import read_case, read_result, write_case, write_result
 from mla_oracle.oracle import expected
 
 PAGED = "paged:heads=4,row=48,value=32,lens=0+1+17+40,block=16,tokens=2,scale=0.25,seed=3"

@@ -6,11 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from mla_oracle import compare, dtypes
+from mla_oracle import dtypes
 from mla_oracle.cases import PagedCase
+from mla_oracle.cases.inputs import generate
 from mla_oracle.errors import InputError
-from mla_oracle.inputs import generate
 from mla_oracle.oracle import expected
+from mla_oracle.verdict import compare
 
 ID = "paged:heads=4,row=72,value=64,lens=0+1+17+300,block=16,tokens=2,scale=0.25"
 FAMILIES = ("normal", "peaked", "flat", "position", "onehot", "tailed", "rising")

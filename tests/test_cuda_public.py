@@ -12,19 +12,8 @@ from kernel_cases import BACKENDS
 from problems import dense, paged
 
 import mla_oracle
-from mla_oracle import (
-    InputError,
-    MissingError,
-    UnsupportedError,
-    Yarn,
-    backends,
-    cli,
-    dtypes,
-    expected,
-    generate,
-    placement,
-    rope,
-)
+from mla_oracle import InputError, MissingError, UnsupportedError, Yarn, backends, cli, dtypes, expected, generate, rope
+from mla_oracle.cases import placement
 
 
 @pytest.fixture(params=BACKENDS)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from mla_oracle import dtypes
-from mla_oracle.budget import emulate
-from mla_oracle.emulate import choose
-from mla_oracle.inputs import generate
-from mla_oracle.numerics import resolve
+from mla_oracle.cases.inputs import generate
 from mla_oracle.oracle import expected
-from mla_oracle.roundings import accumulate, narrow
+from mla_oracle.verdict.budget import emulate
+from mla_oracle.verdict.emulate import choose
+from mla_oracle.verdict.numerics import resolve
+from mla_oracle.verdict.roundings import accumulate, narrow
 
 ID = "paged:heads=3,row=40,value=32,lens=0+1+17+150,block=16,tokens=2,scale=0.2"
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from mla_oracle.cases import KINDS
+from mla_oracle.cases.inputs import generate
 from mla_oracle.errors import InputError
-from mla_oracle.exchange import load_case, read_case, read_result, write_case, write_result
-from mla_oracle.inputs import generate
+from mla_oracle.files.exchange import load_case, read_case, read_result, write_case, write_result
+from mla_oracle.files.tensorfile import read_tensors, write_tensors
 from mla_oracle.oracle import expected
-from mla_oracle.tensorfile import read_tensors, write_tensors
 
 IDS = [
     "naive:heads=2,nope=16,rope=8,value=12,rank=32",

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from canonical_cases import make, packed
 
-from mla_oracle import canonical, formats, packings
+from mla_oracle import canonical, formats
+from mla_oracle.canonical import packings
 from mla_oracle.fast import isa
 from mla_oracle.fast.listed import CODES, STORED_BF16, Packing
 from mla_oracle.formats.codes import exponent_bits, exponents, rounded, table

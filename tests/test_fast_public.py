@@ -8,9 +8,9 @@ from fast_cases import BUILDS, assert_within_bound, fast, make, place, stored
 from problems import paged
 
 from mla_oracle import decode_paged, generate
+from mla_oracle.cases.placement import sparse_cache
 from mla_oracle.fast import isa as isas
 from mla_oracle.fast import threads
-from mla_oracle.placement import sparse_cache
 
 
 @pytest.mark.parametrize("precision", ["f32", "f64"])

@@ -10,7 +10,7 @@ from problems import same
 from mla_oracle import generate
 from mla_oracle._generators import lcg, words, xorshift
 from mla_oracle._generators import normal as fill_normal
-from mla_oracle.draws import normal, permutation
+from mla_oracle.cases.draws import normal, permutation
 
 
 def bits(array):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mla_oracle.errors import InputError
 from mla_oracle.geometry import Geometry, Yarn, yarn_mscale
-from mla_oracle.presets import PRESETS
+from mla_oracle.geometry.presets import PRESETS
 
 SIZES = {
     "num_heads": 4,
@@ -260,6 +260,6 @@ def test_any_field_value_gives_a_geometry_or_one_line(fields):
 
 
 def test_import_takes_no_numpy():
-    code = "import sys, mla_oracle.presets; print('numpy' in sys.modules)"
+    code = "import sys, mla_oracle.geometry.presets; print('numpy' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"

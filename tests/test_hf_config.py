@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.geometry import Geometry, Yarn
-from mla_oracle.presets import PRESETS
+from mla_oracle.geometry.presets import PRESETS
 
 
 def config(model_type, heads, nope, rope, value, rank, hidden, q_rank, **more):

@@ -16,14 +16,14 @@ import pytest
 from kernel_cases import missing
 
 from mla_oracle import Geometry, attend_absorbed, attend_naive, decode_paged
-from mla_oracle.budget import emulate
 from mla_oracle.cases import PagedCase
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.fast import isa
-from mla_oracle.inputs import generate
-from mla_oracle.kernels import KERNELS
-from mla_oracle.numerics import resolve
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.budget import emulate
+from mla_oracle.verdict.compare import check
+from mla_oracle.verdict.kernels import KERNELS
+from mla_oracle.verdict.numerics import resolve
 
 FAMILIES = ("normal", "peaked", "flat", "position", "onehot", "tailed", "rising")
 SHAPES = ((1, 8, 4), (2, 24, 16), (3, 72, 64), (4, 40, 33), (8, 144, 128), (2, 576, 512))  # H, D, V

@@ -10,7 +10,7 @@ from problems import same
 from mla_oracle import InputError, decode_paged, generate
 from mla_oracle._generators import lcg
 from mla_oracle.cases import KINDS
-from mla_oracle.placement import NOWHERE, dense_table, place_pages, sparse_cache
+from mla_oracle.cases.placement import NOWHERE, dense_table, place_pages, sparse_cache
 
 SMALL = "heads=3,row=12,value=8,scale=0.5,block=4"
 

@@ -10,7 +10,7 @@ from numpy.lib.stride_tricks import as_strided
 from problems import DTYPES, dense, paged, same
 
 from mla_oracle import append_kv, attend_absorbed, attend_naive, decode_paged, expected, generate, merge_states
-from mla_oracle.placement import dense_table, sparse_cache
+from mla_oracle.cases.placement import dense_table, sparse_cache
 
 CODES = np.arange(1 << 16, dtype=np.uint16)
 

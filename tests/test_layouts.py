@@ -9,7 +9,7 @@ import pytest
 from problems import DTYPES
 
 from mla_oracle import InputError
-from mla_oracle.cache_layouts import (
+from mla_oracle.spellings.cache_layouts import (
     blocks_of_tokens,
     cache_view,
     from_cache_view,
@@ -17,7 +17,7 @@ from mla_oracle.cache_layouts import (
     tokens_as_blocks,
     value_columns,
 )
-from mla_oracle.layouts import (
+from mla_oracle.spellings.layouts import (
     batched,
     fold_heads,
     join,

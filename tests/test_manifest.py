@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mla_oracle.dtypes import dtype
 from mla_oracle.errors import InputError
-from mla_oracle.tensorfile import Manifest, read_manifest
+from mla_oracle.files.tensorfile import Manifest, read_manifest
 
 BITS = np.array([[0x3FC0, 0x7FC0, 0x8000]], np.uint16)
 

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mla_oracle.metrics import metrics, nonfinite, ulp
+from mla_oracle.verdict.metrics import metrics, nonfinite, ulp
 
 
 def test_shrunk_and_turned_are_told_apart() -> None:

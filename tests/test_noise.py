@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from mla_oracle import dtypes
-from mla_oracle.budget import budget, emulate
-from mla_oracle.inputs import generate
-from mla_oracle.noise import RMS, drift, spacing, walk
-from mla_oracle.numerics import resolve
+from mla_oracle.cases.inputs import generate
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.budget import budget, emulate
+from mla_oracle.verdict.noise import RMS, drift, spacing, walk
+from mla_oracle.verdict.numerics import resolve
 
 
 def in_units_of_noise(case_id, spec, out, *, fine=False, kernels=12):

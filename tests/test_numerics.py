@@ -7,14 +7,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import discrimination
 from mla_oracle.errors import InputError
-from mla_oracle.inputs import generate
-from mla_oracle.kernels import KERNELS
 from mla_oracle.mutants import find
-from mla_oracle.numerics import infer, resolve
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.compare import check
+from mla_oracle.verdict.kernels import KERNELS
+from mla_oracle.verdict.numerics import infer, resolve
 
 ID = "paged:heads=2,row=24,value=16,lens=5+33,block=16,scale=0.25"
 BF16 = {"out": "bf16", "lse": "f32"}

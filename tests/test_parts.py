@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from mla_oracle import dtypes
-from mla_oracle.emulate import choose
+from mla_oracle.cases.inputs import generate
 from mla_oracle.errors import InputError
-from mla_oracle.inputs import generate
-from mla_oracle.numerics import resolve
-from mla_oracle.parts import parts_of
+from mla_oracle.verdict.emulate import choose
+from mla_oracle.verdict.numerics import resolve
+from mla_oracle.verdict.parts import parts_of
 
 DENSE = "absorbed:heads=3,nope=8,rope=4,value=16,rank=16,queries=2,cached=9,dtype=bf16"
 

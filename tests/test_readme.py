@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mla_oracle.extensions import Extensions
-from mla_oracle.recipes import RECIPES, Recipe
+from mla_oracle.cases.extensions import Extensions
+from mla_oracle.cases.recipes import RECIPES, Recipe
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 EVERYWHERE = {field.name for field in dataclasses.fields(Recipe)}

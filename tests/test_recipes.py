@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_oracle import InputError, generate
-from mla_oracle.draws import MAX_BYTES
-from mla_oracle.presets import PRESETS
-from mla_oracle.recipes import (
+from mla_oracle.cases.draws import MAX_BYTES
+from mla_oracle.cases.recipes import (
     DENSE_INPUTS,
     PAGED_INPUTS,
     RECIPES,
@@ -23,6 +22,7 @@ from mla_oracle.recipes import (
     RopeRecipe,
     parse_id,
 )
+from mla_oracle.geometry.presets import PRESETS
 
 sizes = st.integers(1, 2**31 - 1)
 naturals = st.integers(0, 2**64 - 1)

@@ -12,16 +12,8 @@ import numpy as np
 import pytest
 from problems import dense, paged, queries_of, rows_of, same, visible
 
-from mla_oracle import (
-    absorb_query,
-    attend_absorbed,
-    attend_naive,
-    decode_paged,
-    expected,
-    generate,
-    golden,
-    up_project,
-)
+from mla_oracle import absorb_query, attend_absorbed, attend_naive, decode_paged, expected, generate, up_project
+from mla_oracle.cases import golden
 
 PRECISIONS = ("f32", "f64")
 

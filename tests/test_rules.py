@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mla_oracle.errors import InputError
-from mla_oracle.rules import RULES, told
+from mla_oracle.verdict.rules import RULES, told
 
 W = np.linspace(-2, 2, 1000)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mla_oracle.mutants import bank
-from mla_oracle.rules import RULES
+from mla_oracle.verdict.rules import RULES
 
 ROOT = Path(__file__).parents[1]
 CLEAR = 1.25  # figures this far from 1 are the same on every machine

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mla_oracle import InputError
-from mla_oracle.selections import (
+from mla_oracle.spellings.selections import (
     from_dense,
     from_mask,
     positions_of_slots,

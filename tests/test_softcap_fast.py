@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from canonical_cases import BF16, assert_right, make, packed, topk
 
-from mla_oracle import backends, canonical, formats, listed
-from mla_oracle.biases import listed_bias
+from mla_oracle import backends, canonical, formats
+from mla_oracle.canonical import listed
+from mla_oracle.canonical.biases import listed_bias
 from mla_oracle.fast import isa
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from problems import paged, rows_of
 
 from mla_oracle import InputError, decode_paged
-from mla_oracle.cache_layouts import tokens_as_blocks
 from mla_oracle.checks import arguments_named
-from mla_oracle.tables import (
+from mla_oracle.spellings.cache_layouts import tokens_as_blocks
+from mla_oracle.spellings.tables import (
     from_block_offsets,
     from_block_table,
     from_csr_pages,

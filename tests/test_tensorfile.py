@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tensor_files import VALID, entry, packed, refused, refuses
 
-from mla_oracle.tensorfile import read_tensors
+from mla_oracle.files.tensorfile import read_tensors
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tensor_files import VALID, packed, reads_or_refuses
 
 from mla_oracle.dtypes import TAGS, dtype
-from mla_oracle.tensorfile import read_tensors, write_tensors
+from mla_oracle.files.tensorfile import read_tensors, write_tensors
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tensor_files import VALID, entry, refused
 
 from mla_oracle.dtypes import TAGS, dtype
 from mla_oracle.errors import InputError
-from mla_oracle.tensorfile import read_tensors, write_tensors
+from mla_oracle.files.tensorfile import read_tensors, write_tensors
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_nothing_else(file):
 import resource, sys
 import numpy as np
 from mla_oracle.errors import InputError
-from mla_oracle.tensorfile import write_tensors
+from mla_oracle.files.tensorfile import write_tensors
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
     write_tensors(sys.argv[1], {"x": np.zeros(100_000)}, {})
@@ -261,7 +261,7 @@ def test_every_read_between_two_writers_sees_one_whole_file(file):
     code = """
 import sys
 import numpy as np
-from mla_oracle.tensorfile import write_tensors
+from mla_oracle.files.tensorfile import write_tensors
 for turn in range(150):
     write_tensors(sys.argv[1], {"x": np.full(30_000, 2.0)}, {"value": "2.0"})
     if turn == 0:
@@ -289,7 +289,7 @@ for turn in range(150):
 
 def test_the_same_content_is_the_same_bytes_in_every_process(tmp_path):
     script = (
-        "import sys, numpy as np; from mla_oracle.tensorfile import write_tensors\n"
+        "import sys, numpy as np; from mla_oracle.files.tensorfile import write_tensors\n"
         "names = {f'key{i}': '\\u00e9 \\x01 \\x7f \\U0001f600 \"' for i in range(20)}\n"
         "write_tensors(sys.argv[1], {'b': np.ones(3), 'a': np.zeros((0, 2))}, names)"
     )

@@ -5,13 +5,13 @@ import honest
 import numpy as np
 import pytest
 
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import diagnose
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.diagnosis.undeclared import ROUNDINGS, undeclared
-from mla_oracle.inputs import generate
 from mla_oracle.mutants import find
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.compare import check
 
 CASE = generate("paged:heads=2,row=40,value=32,scale=0.2,lens=33+0+140,block=16,unread=numbers")
 TRUTH = expected(CASE, precision="f64")

@@ -23,16 +23,16 @@ _HOMES = {
     "Geometry": "geometry",
     "Yarn": "geometry",
     "Case": "cases",
-    "generate": "inputs",
+    "generate": "cases.inputs",
     "expected": "oracle",
-    "check": "compare",
-    "Verdict": "compare",
-    "Numerics": "numerics",
-    "load_case": "exchange",
-    "read_case": "exchange",
-    "read_result": "exchange",
-    "write_case": "exchange",
-    "write_result": "exchange",
+    "check": "verdict.compare",
+    "Verdict": "verdict.compare",
+    "Numerics": "verdict.numerics",
+    "load_case": "files.exchange",
+    "read_case": "files.exchange",
+    "read_result": "files.exchange",
+    "write_case": "files.exchange",
+    "write_result": "files.exchange",
     "InputError": "errors",
     "MissingError": "errors",
     "OracleError": "errors",
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from .append import append_kv as append_kv
     from .canonical import decode as decode
     from .cases import Case as Case
-    from .compare import Verdict as Verdict
-    from .compare import check as check
+    from .cases.inputs import generate as generate
     from .dense import absorb_query as absorb_query
     from .dense import attend_absorbed as attend_absorbed
     from .dense import attend_naive as attend_naive
@@ -55,21 +54,22 @@ if TYPE_CHECKING:
     from .errors import MissingError as MissingError
     from .errors import OracleError as OracleError
     from .errors import UnsupportedError as UnsupportedError
-    from .exchange import load_case as load_case
-    from .exchange import read_case as read_case
-    from .exchange import read_result as read_result
-    from .exchange import write_case as write_case
-    from .exchange import write_result as write_result
+    from .files.exchange import load_case as load_case
+    from .files.exchange import read_case as read_case
+    from .files.exchange import read_result as read_result
+    from .files.exchange import write_case as write_case
+    from .files.exchange import write_result as write_result
     from .geometry import Geometry as Geometry
     from .geometry import Yarn as Yarn
-    from .inputs import generate as generate
-    from .numerics import Numerics as Numerics
     from .oracle import expected as expected
     from .paged import Attention as Attention
     from .paged import decode_paged as decode_paged
     from .rope import rope_interleaved as rope_interleaved
     from .rope import rope_neox as rope_neox
     from .states import merge_states as merge_states
+    from .verdict.compare import Verdict as Verdict
+    from .verdict.compare import check as check
+    from .verdict.numerics import Numerics as Numerics
 
 
 def __getattr__(name: str) -> Any:

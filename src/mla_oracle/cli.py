@@ -205,7 +205,7 @@ def _dispatch(args: argparse.Namespace) -> tuple[int, dict[str, Any] | str]:
                 dialect=args.dialect,
             )
         case "check":
-            from .rules import in_words
+            from .verdict.rules import in_words
 
             asked = ("tol", "atol", "rtol", "numerics", "rules", "diagnose", "blind", "complete", "stages", "dialect")
             how = {name: getattr(args, name) for name in asked}

@@ -19,8 +19,8 @@ JSON = dict[str, Any]
 
 def make_case(case_id: str, out: str, *, dialect: str | None = None) -> JSON:
     """Generate the case `case_id` into the file `out`: a case, or the call of `dialect` that asks the same."""
-    from .exchange import write_case
-    from .inputs import generate
+    from .cases.inputs import generate
+    from .files.exchange import write_case
 
     case = generate(case_id)
     answer: JSON = {"case": case.name, "kind": case.kind, "file": str(out)}
@@ -52,7 +52,7 @@ def dialects_table() -> str:
 
 def _load(source: str, dialect: str | None) -> tuple[Case, Call | None]:
     """The case of a file or an id, and the call it is in a dialect."""
-    from .exchange import load_case
+    from .files.exchange import load_case
 
     if dialect is None:
         return load_case(source), None
@@ -64,7 +64,7 @@ def _load(source: str, dialect: str | None) -> tuple[Case, Call | None]:
 
 def _results(call: Call | None, actual: str) -> dict[str, Any]:
     """The results in a file, as the case has them."""
-    from .exchange import read_result
+    from .files.exchange import read_result
 
     return read_result(actual) if call is None else call.results(actual)
 
@@ -84,7 +84,7 @@ def run(
     """Compute the expected results of a case (file or id), and write them to `out` if given; in a dialect, as its call
     returns them; of a layer case, every stage.
     """
-    from .exchange import is_layer_case
+    from .files.exchange import is_layer_case
 
     if dialect is None and is_layer_case(source):
         from .layer import command
@@ -96,8 +96,8 @@ def run(
     from .backends import KERNELS
     from .checks import choice
     from .dtypes import STORED, round_to
-    from .exchange import write_result
     from .fast.isa import chosen
+    from .files.exchange import write_result
     from .oracle import backend_of, expected, kernel_of
 
     if out_dtype is not None:
@@ -173,9 +173,9 @@ def compare_with_truth(
     case: Case, actual: dict[str, Any], *, diagnose: bool = False, blind: bool = False, **how: Any
 ) -> JSON:
     """The verdict on `actual` against the f64 truth of `case`."""
-    from . import compare
-    from .locate import in_row_axes
     from .oracle import expected
+    from .verdict import compare
+    from .verdict.locate import in_row_axes
 
     truth = expected(case, precision="f64")
     verdict: JSON = _plain(compare.check(case, actual, truth, **how).as_json())
@@ -215,7 +215,7 @@ def diagnose(source: str, actual: str, *, numerics: str | None = None, dialect: 
 
 def _diagnosis(case: Case, given: JSON, truth: JSON, numerics: str | None) -> JSON:
     from .diagnosis import diagnose
-    from .locate import in_row_axes
+    from .verdict.locate import in_row_axes
 
     main = case.results[0]
     if main not in given:
@@ -235,7 +235,7 @@ def explain(
 
     Of a layer case: its conventions, and its stages.
     """
-    from .exchange import is_layer_case
+    from .files.exchange import is_layer_case
 
     if dialect is None and is_layer_case(source):
         from .layer import command
@@ -266,7 +266,7 @@ def explain(
 
 def mutants(source: str | None = None) -> JSON:
     """The catalogue of wrong functions, or what the case in `source` shows of each."""
-    from .exchange import load_case
+    from .files.exchange import load_case
     from .mutants import catalogue
 
     answer: JSON = _plain(catalogue.describe() if source is None else catalogue.shown(load_case(source)))
@@ -275,7 +275,7 @@ def mutants(source: str | None = None) -> JSON:
 
 def mutants_table(source: str | None = None) -> str:
     """`mutants` as lines of text."""
-    from .exchange import load_case
+    from .files.exchange import load_case
     from .mutants import catalogue
 
     return catalogue.table(catalogue.describe() if source is None else catalogue.shown(load_case(source)))
@@ -292,8 +292,8 @@ def info(*, cuda: bool = False) -> JSON:
     from . import __version__
     from .backends import BACKENDS
     from .dialects.files import CALL_SCHEMA
-    from .exchange import CASE_SCHEMA, LAYER_SCHEMA, RESULT_SCHEMA
     from .fast import isa
+    from .files.exchange import CASE_SCHEMA, LAYER_SCHEMA, RESULT_SCHEMA
     from .gpu import installed
 
     return {

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from . import canonical, dense, paged, placement
+from . import canonical, dense, paged
 from .append import append_kv
 from .arrays import Array, Axes
 from .backends import KERNELS, choose, machine
-from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase
+from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase, placement
 from .checks import WIDE_FLOATS
 from .errors import InputError
 from .geometry import Geometry, Yarn

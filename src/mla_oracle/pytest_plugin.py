@@ -99,7 +99,7 @@ def _suite_cases(config: pytest.Config) -> list[str]:
 @pytest.fixture
 def mla_suite(request: pytest.FixtureRequest) -> Any:
     """A case (mla_oracle.cases.Case) of the suite."""
-    from .exchange import load_case
+    from .files.exchange import load_case
 
     return load_case(request.param)
 
@@ -107,7 +107,7 @@ def mla_suite(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def mla_case(request: pytest.FixtureRequest) -> Any:
     """The case (mla_oracle.cases.Case) that the parameter, an id or a file, stands for."""
-    from .exchange import load_case
+    from .files.exchange import load_case
 
     return load_case(request.param)
 
@@ -185,9 +185,9 @@ class Oracle:
         `numerics`: what the kernel rounds (numerics.resolve), for the kinds of case that have numerics.
         """
         __tracebackhide__ = True
-        from . import compare
         from .arrays import as_array
-        from .rules import in_words
+        from .verdict import compare
+        from .verdict.rules import in_words
 
         given = {case.results[0]: out, "lse": lse, **others}
         actual = {name: as_array(name, value) for name, value in given.items() if value is not None}
@@ -207,7 +207,7 @@ def _suspected(case: Any, actual: dict[str, Any], numerics: Any) -> list[str]:
     from .commands import untold
     from .diagnosis import diagnose
     from .errors import InputError, UnsupportedError
-    from .locate import in_row_axes
+    from .verdict.locate import in_row_axes
 
     main = case.results[0]
     case, actual = in_row_axes(case, actual)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from . import golden
 from .arrays import Array
-from .inputs import generate
+from .cases import golden
+from .cases.inputs import generate
 from .oracle import expected
 
 

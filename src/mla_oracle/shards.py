@@ -9,8 +9,8 @@ import numpy as np
 
 from .arrays import Array
 from .cases import PagedCase
+from .cases.extensions import require_plain
 from .errors import InputError
-from .extensions import require_plain
 
 MAX_SHARDS = 4096
 

@@ -9,9 +9,9 @@ import pytest
 from ids import IDS, made
 
 from mla_oracle import UnsupportedError, check, expected, formats, generate
-from mla_oracle.budget import budget, emulate
-from mla_oracle.locate import in_row_axes
-from mla_oracle.numerics import resolve
+from mla_oracle.verdict.budget import budget, emulate
+from mla_oracle.verdict.locate import in_row_axes
+from mla_oracle.verdict.numerics import resolve
 
 BF16 = ml_dtypes.bfloat16
 

@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mla_oracle import decode, decode_paged, expected, generate, golden
+from mla_oracle import decode, decode_paged, expected, generate
 from mla_oracle.canonical import attend
+from mla_oracle.cases import golden
 
 PRECISIONS = ("f32", "f64")
 IDS = [

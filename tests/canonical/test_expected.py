@@ -8,7 +8,7 @@ import pytest
 
 from mla_oracle import InputError, UnsupportedError, decode, expected, generate
 from mla_oracle.commands import run
-from mla_oracle.exchange import write_case
+from mla_oracle.files.exchange import write_case
 from mla_oracle.oracle import backend_of, check_shapes, kernel_of
 
 PLAIN = "paged:heads=2,row=12,value=8,lens=5+3,block=4,scale=0.5,tokens=2"

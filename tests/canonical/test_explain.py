@@ -8,7 +8,7 @@ import pytest
 from ids import IDS, SMALL, made
 
 from mla_oracle import commands, expected, generate
-from mla_oracle.extensions import Extensions
+from mla_oracle.cases.extensions import Extensions
 from mla_oracle.meaning import meaning, result_shapes
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from mla_oracle import InputError, UnsupportedError, generate, read_case, write_case
 from mla_oracle.cases import PARSERS, format_convention, from_parts
-from mla_oracle.extensions import Extensions, require_plain
+from mla_oracle.cases.extensions import Extensions, require_plain
+from mla_oracle.cases.placement import dense_table, sparse_cache
 from mla_oracle.gpu.check.trials import Trial
 from mla_oracle.gpu.check.trials import run as run_trial
 from mla_oracle.mutants import Problem
-from mla_oracle.placement import dense_table, sparse_cache
 from mla_oracle.ptx import convention
 from mla_oracle.shards import shard
-from mla_oracle.tolerance import rounding
+from mla_oracle.verdict.tolerance import rounding
 
 PLAIN = "paged:heads=2,row=12,value=8,lens=5+3,block=4,scale=0.5"
 SET = {

@@ -6,7 +6,7 @@ import pytest
 from ids import same
 
 from mla_oracle import InputError, expected, formats, generate
-from mla_oracle.exchange import read_case, write_case
+from mla_oracle.files.exchange import read_case, write_case
 
 WIDTH = {"aiter_v4": 512, "model1": 512, "v4.1": 512, "v4.1_fp4": 512}  # else 576
 TWO_CACHES = ["fp8_ds_mla", "model1", "fp8_e4m3"]

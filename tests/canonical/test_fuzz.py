@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mla_oracle import InputError, decode, formats
-from mla_oracle.extensions import Extensions
+from mla_oracle.cases.extensions import Extensions
 
 OPTIONS = ["causal", "softmax_scale", "head_dim_v", "lse_base", "empty_lse", "precision", "threads"]
 NAMES = sorted({*OPTIONS, "q", "kv_cache", "block_table", "seq_lens", *Extensions.__dataclass_fields__})

@@ -15,11 +15,11 @@ import honest_options
 from honest_options import run, tiled, two_pass
 
 from mla_oracle import InputError, check, expected, formats, generate
-from mla_oracle.budget import budget, emulate
-from mla_oracle.caches import held_as
-from mla_oracle.emulate import choose
-from mla_oracle.numerics import infer, resolve
-from mla_oracle.parts import parts_of
+from mla_oracle.canonical.caches import held_as
+from mla_oracle.verdict.budget import budget, emulate
+from mla_oracle.verdict.emulate import choose
+from mla_oracle.verdict.numerics import infer, resolve
+from mla_oracle.verdict.parts import parts_of
 
 F32 = {"out": "f32", "lse": "f32"}
 BF16 = {"out": "bf16", "lse": "f32"}

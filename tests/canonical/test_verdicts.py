@@ -20,8 +20,8 @@ from mla_oracle import (
     write_case,
     write_result,
 )
-from mla_oracle.locate import locate
 from mla_oracle.pytest_plugin import Oracle
+from mla_oracle.verdict.locate import locate
 
 BHT = "tokens=2,lse_axes=BHT"
 

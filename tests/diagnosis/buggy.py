@@ -7,15 +7,16 @@ Where many kernels are diagnosed on one case, `Judged` computes its truth, its b
 import numpy as np
 import pytest
 
-from mla_oracle import budget, dtypes
+from mla_oracle import dtypes
 from mla_oracle.cases import DenseCase, PagedCase
 from mla_oracle.diagnosis import report
 from mla_oracle.diagnosis.discrimination import usual_kinds
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.diagnosis.suspects import Suspects
 from mla_oracle.mutants import bank
-from mla_oracle.numerics import infer
 from mla_oracle.oracle import expected
+from mla_oracle.verdict import budget
+from mla_oracle.verdict.numerics import infer
 
 
 def size(x):

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from buggy import Judged
 
+from mla_oracle.cases.inputs import generate
 from mla_oracle.cli import main
-from mla_oracle.compare import check
-from mla_oracle.exchange import write_result
-from mla_oracle.inputs import generate
+from mla_oracle.files.exchange import write_result
 from mla_oracle.mutants import find
 from mla_oracle.oracle import expected
 from mla_oracle.serve import answer
+from mla_oracle.verdict.compare import check
 
 pytest_plugins = ["pytester"]
 

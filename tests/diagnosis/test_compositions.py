@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from buggy import run
 
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import diagnose
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.diagnosis.pairs import on_top, orders, pairs
 from mla_oracle.diagnosis.report import evidence_of
-from mla_oracle.inputs import generate
 from mla_oracle.mutants import compose, find, lengths
 from mla_oracle.oracle import expected
 

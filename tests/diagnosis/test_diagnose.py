@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from buggy import Judged, run
 
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import diagnose, made, suspects, variants
 from mla_oracle.diagnosis.facts import localise
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.errors import InputError
-from mla_oracle.inputs import generate
 from mla_oracle.mutants import (
     Problem,
     bank,

@@ -3,12 +3,12 @@
 
 import numpy as np
 
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import discrimination
 from mla_oracle.dtypes import round_to
-from mla_oracle.inputs import generate
 from mla_oracle.mutants import columns, find, temperature
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.compare import check
 
 SIZES = "heads=3,row=20,value=12,scale=0.3"
 

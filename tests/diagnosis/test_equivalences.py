@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from public_kernels import Paged, each
 
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import diagnose
-from mla_oracle.inputs import generate
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.compare import check
 
 ID = "paged:heads=3,row=48,value=32,lens=65+0+1+130+7,tokens=2,block=16,scale=0.3,unread={}"
 CASE = generate(ID.format("numbers"))

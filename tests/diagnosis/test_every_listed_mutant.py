@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from buggy import noise_of, stored
 
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import diagnose
 from mla_oracle.diagnosis.discrimination import discrimination, usual_kinds
 from mla_oracle.diagnosis.joint import sums_of, together
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.diagnosis.score import Evidence
 from mla_oracle.diagnosis.suspects import Suspects
-from mla_oracle.inputs import generate
-from mla_oracle.locate import in_row_axes
 from mla_oracle.mutants import bank, find
 from mla_oracle.mutants.lists import NEW, of_lists
 from mla_oracle.oracle import expected
 from mla_oracle.suites import choose
 from mla_oracle.suites.extended import SETS, extended, names_like, names_of
+from mla_oracle.verdict.compare import check
+from mla_oracle.verdict.locate import in_row_axes
 
 SIZES = "heads=4,row=24,value=16,scale=0.3,dtype=f32"
 NOT_GENERATED = {"format.scale-clamped"}  # no id has rows so small: tests/mutants has a case

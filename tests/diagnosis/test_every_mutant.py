@@ -5,16 +5,16 @@ import numpy as np
 import pytest
 from buggy import noise_of, stored
 
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis.discrimination import usual_kinds
 from mla_oracle.diagnosis.joint import sums_of, together
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.diagnosis.score import Evidence
 from mla_oracle.diagnosis.suspects import Suspects
-from mla_oracle.inputs import generate
 from mla_oracle.mutants import bank
 from mla_oracle.oracle import expected
 from mla_oracle.suites import choose, probes
+from mla_oracle.verdict.compare import check
 
 SIZES = "heads=3,row=20,value=12,scale=0.3,dtype=f32"
 

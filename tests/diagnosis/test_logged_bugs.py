@@ -10,12 +10,12 @@ import pytest
 from test_every_listed_mutant import Prepared
 
 from mla_oracle.cases import AppendCase
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis.score import Evidence, ranked
-from mla_oracle.inputs import generate
 from mla_oracle.mutants import find
 from mla_oracle.mutants.absent import ABSENT
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.compare import check
 
 P = "paged:heads=3,row=20,value=12,scale=0.3,block=4"
 LENS = "lens=9+0+1+11+30"

@@ -10,10 +10,10 @@ import pytest
 from buggy import Judged
 from planted import other, paged
 
-from mla_oracle.compare import check
+from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import diagnose
-from mla_oracle.inputs import generate
 from mla_oracle.oracle import expected
+from mla_oracle.verdict.compare import check
 
 pytest.importorskip("cuda.bindings", reason="the extra cuda is not installed")
 

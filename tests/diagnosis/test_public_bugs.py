@@ -8,10 +8,10 @@ from buggy import Judged
 from public_kernels import PUBLIC, RIGHT
 
 from mla_oracle import dtypes
-from mla_oracle.compare import check
-from mla_oracle.inputs import generate
+from mla_oracle.cases.inputs import generate
 from mla_oracle.oracle import expected
 from mla_oracle.suites import choose, probes
+from mla_oracle.verdict.compare import check
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from test_dialect_bugs import rounded
 from mla_oracle import cli, commands, generate, write_case, write_result
 from mla_oracle.dialects import NAMES, files, get
 from mla_oracle.errors import InputError, UnsupportedError
+from mla_oracle.files.tensorfile import read_tensors, write_tensors
 from mla_oracle.serve import serve
 from mla_oracle.suites.command import run_command
-from mla_oracle.tensorfile import read_tensors, write_tensors
 
 pytest_plugins = ["pytester"]
 TWO = f"{DECODE},tokens=2"

@@ -14,7 +14,7 @@ from mla_oracle import canonical, expected, generate
 from mla_oracle.dialects import NAMES, get
 from mla_oracle.dialects.folded import folded
 from mla_oracle.dialects.same import difference
-from mla_oracle.locate import in_row_order
+from mla_oracle.verdict.locate import in_row_order
 
 FEW = settings(
     max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None

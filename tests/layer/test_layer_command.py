@@ -16,9 +16,9 @@ from wrong_layers import KeysNotRotated, NormWithoutEps
 
 from mla_oracle import InputError, commands
 from mla_oracle.cli import main
+from mla_oracle.files.tensorfile import read_tensors, write_tensors
 from mla_oracle.layer import read_layer_case, write_layer_case
 from mla_oracle.serve import answer
-from mla_oracle.tensorfile import read_tensors, write_tensors
 
 pytest_plugins = ["pytester"]
 TOKENS = 6
@@ -178,7 +178,7 @@ def test_the_pytest_fixture_asserts_a_layers_stages(folder, pytester):
     pytester.makepyfile(
         f"""
         import pytest
-        from mla_oracle.tensorfile import read_tensors
+        from mla_oracle.files.tensorfile import read_tensors
 
         @pytest.mark.parametrize("dump", ["right", "wrong"])
         def test_layer(mla_oracle, dump):

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from mla_oracle import InputError
 from mla_oracle.cli import main
+from mla_oracle.files.tensorfile import read_tensors
 from mla_oracle.layer import LayerConfig, Store, check_stages, check_weights, run, write_layer_case
-from mla_oracle.tensorfile import read_tensors
 
 TOKENS, CACHED, BLOCK = 9, 3, 4
 TABLE = np.array([[700, 2, 31, 5]], np.int32)  # the last of them is not used

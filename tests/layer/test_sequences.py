@@ -11,8 +11,8 @@ from wrong_layers import KeysNotRotated, SmallestChosen
 
 from mla_oracle import InputError
 from mla_oracle.cli import main
+from mla_oracle.files.tensorfile import write_tensors
 from mla_oracle.layer import LayerConfig, check_stages, check_weights, run, stages_of, write_layer_case
-from mla_oracle.tensorfile import write_tensors
 
 TOKENS = (5, 1, 3)
 CACHED = (2, 0, 7)

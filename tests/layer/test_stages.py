@@ -10,10 +10,10 @@ import pytest
 from engine import CONFIG, DIRECT, GLM, INDEXED, LONGCAT, PLAIN, POOLED, Engine, random_states, random_weights
 
 from mla_oracle import Geometry, InputError, UnsupportedError, attend_absorbed, rope_interleaved, rope_neox
+from mla_oracle.geometry.presets import PRESETS
 from mla_oracle.layer import STAGES, LayerConfig, LongRope, check_weights, run, stages, stages_of
 from mla_oracle.layer.state import prepare
 from mla_oracle.layer.weights import shapes
-from mla_oracle.presets import PRESETS
 
 H, P, R, V, L, Q, C = 3, 16, 8, 12, 32, 24, 48
 

@@ -12,9 +12,9 @@ from engine import BIASED, CONFIG, DIRECT, INDEXED, PLAIN, POOLED, random_weight
 from safetensors.numpy import save_file
 
 from mla_oracle import InputError, MissingError
+from mla_oracle.files.tensorfile import read_tensors, write_tensors
 from mla_oracle.layer import LayerConfig, check_weights, read_weights
 from mla_oracle.layer.weights import MADE_OF, shapes
-from mla_oracle.tensorfile import read_tensors, write_tensors
 
 PREFIX = "model.layers.1.self_attn."
 

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 
 from mla_oracle.cases import PagedCase
-from mla_oracle.inputs import generate
+from mla_oracle.cases.inputs import generate
 
 SMALL = "paged:heads=3,row=20,value=12,scale=0.3,seed=5,block=4"
 IDS = (

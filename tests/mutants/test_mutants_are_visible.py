@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cases import attention, filled
 
-from mla_oracle.inputs import generate
+from mla_oracle.cases.inputs import generate
 from mla_oracle.mutants import Problem, applicable, bank, equivalences, find
 from mla_oracle.mutants.effect import effect
 from mla_oracle.mutants.lists import NEW

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mla_oracle import InputError, cli, commands
-from mla_oracle.exchange import write_case
-from mla_oracle.inputs import generate
+from mla_oracle.cases.inputs import generate
+from mla_oracle.files.exchange import write_case
 from mla_oracle.mutants import Problem, applicable, bank, compose, equivalences, find
 from mla_oracle.mutants.absent import ABSENT
 from mla_oracle.oracle import expected

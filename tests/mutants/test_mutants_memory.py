@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from loops import Kernel
 
-from mla_oracle.inputs import generate
+from mla_oracle.cases.inputs import generate
+from mla_oracle.cases.placement import sparse_cache
 from mla_oracle.mutants import Problem
 from mla_oracle.mutants.memory import ZERO, Memory, Rows
-from mla_oracle.placement import sparse_cache
 
 
 def rows(pages=3, block=4, width=5, dtype=np.float32):

@@ -12,12 +12,12 @@ from list_loops import Lists, wrong
 from mla_oracle import expected, formats, generate
 from mla_oracle.cases import PagedCase
 from mla_oracle.formats.misread import KINDS, misread
-from mla_oracle.locate import in_row_axes
 from mla_oracle.mutants import bank, find
 from mla_oracle.mutants.effect import effect
 from mla_oracle.mutants.lists import NEW
 from mla_oracle.mutants.problem import problem_of
 from mla_oracle.suites.extended import SETS, extended
+from mla_oracle.verdict.locate import in_row_axes
 
 SIZES = "heads=4,row=12,value=8,scale=0.5,dtype=f32"
 FORMATS = {name: ids[0] for name, ids in SETS.items() if name in formats.NAMES}

@@ -16,7 +16,7 @@ from loops import Kernel, wrong
 
 from mla_oracle import Yarn
 from mla_oracle.cases import AbsorbedCase, AppendCase, MergeCase
-from mla_oracle.inputs import generate
+from mla_oracle.cases.inputs import generate
 from mla_oracle.mutants import (
     Problem,
     bank,

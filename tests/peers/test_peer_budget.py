@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mla_oracle import compare, generate
+from mla_oracle import generate
 from mla_oracle.oracle import expected
+from mla_oracle.verdict import compare
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -11,8 +11,8 @@ from hooked_mla import DEEPSEEK_SIZES, GLM_SIZES, YARN, YARN_AMPLIFIED, Layer
 from safetensors.numpy import save_file
 from staged_mla import INDEXED, POOLED, dump
 
+from mla_oracle.files.tensorfile import write_tensors
 from mla_oracle.layer import STAGES, LayerConfig, check_stages, check_weights, read_weights, run, stages_of
-from mla_oracle.tensorfile import write_tensors
 
 GLM_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 8e6}}
 LITE_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}

@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
+from mla_oracle.cases.inputs import generate
+from mla_oracle.cases.recipes import parse_id
 from mla_oracle.cli import main
 from mla_oracle.diagnosis.discrimination import SURE, discrimination
-from mla_oracle.exchange import load_case
-from mla_oracle.inputs import generate
+from mla_oracle.files.exchange import load_case
 from mla_oracle.mutants import find, temperature
-from mla_oracle.recipes import parse_id
 from mla_oracle.suites import choose, probes
 
 pytest_plugins = ["pytester"]

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from mla_oracle.cases.recipes import parse_id
 from mla_oracle.mutants import find
 from mla_oracle.oracle import expected
-from mla_oracle.recipes import parse_id
 from mla_oracle.suites import run_suite
 
 distributed = pytest.importorskip("distributed", reason="needs the extra dask")

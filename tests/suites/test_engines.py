@@ -11,15 +11,15 @@ import time
 
 import pytest
 
+from mla_oracle.cases.recipes import parse_id
 from mla_oracle.errors import InputError
-from mla_oracle.recipes import parse_id
 from mla_oracle.suites import Command, run_suite
 from mla_oracle.suites.engines import TAIL
 from mla_oracle.suites.workers import THREADS, workers
 
 ID = str(parse_id("paged:heads=2,row=12,value=8,scale=0.3,lens=5+3,block=4"))
 RIGHT = """
-from mla_oracle.exchange import load_case, write_result
+from mla_oracle.files.exchange import load_case, write_result
 from mla_oracle.oracle import expected
 def right():
     results = expected(load_case(case), precision="f64")

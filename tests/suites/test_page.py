@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from browser import Browser, installed
 
+from mla_oracle.cases.recipes import parse_id
 from mla_oracle.mutants import find
 from mla_oracle.oracle import expected
-from mla_oracle.recipes import parse_id
 from mla_oracle.suites import Outcome, Report, run_suite
 from mla_oracle.suites.heatmap import paint
 from mla_oracle.suites.junit import junit

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from mla_oracle.cases import PagedCase
+from mla_oracle.cases.inputs import generate
+from mla_oracle.cases.recipes import parse_id
 from mla_oracle.cli import main
 from mla_oracle.errors import InputError
-from mla_oracle.inputs import generate
 from mla_oracle.mutants import find
 from mla_oracle.oracle import expected
-from mla_oracle.recipes import parse_id
 from mla_oracle.suites import run_suite
 from mla_oracle.suites.command import write_text
 
@@ -138,7 +138,7 @@ def test_an_engine_that_exits_is_a_crash():
 
 ENGINE = """
 import sys, os
-from mla_oracle.exchange import load_case, write_result
+from mla_oracle.files.exchange import load_case, write_result
 from mla_oracle.oracle import expected
 case = load_case(sys.argv[1])
 if case.q.ndim == 3: os.abort()

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..arrays import Array
 from ..cases import Case, PagedCase
+from ..cases.placement import dense_table
 from ..checks import widen
-from ..placement import dense_table
 
 RESIDUAL = 0.03  # of an output that is a mix of the request's values
 CONDITION = 30.0

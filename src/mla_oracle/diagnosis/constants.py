@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..arrays import Array
-from ..metrics import of_rows
 from ..mutants import Mutant, causal, columns, lengths, tail
+from ..verdict.metrics import of_rows
 from . import made
 from .curves import curves
 from .floors import floors

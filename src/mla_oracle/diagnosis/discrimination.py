@@ -80,8 +80,8 @@ def discrimination(
     """
     import numpy as np
 
-    from ..locate import in_row_axes
     from ..oracle import expected
+    from ..verdict.locate import in_row_axes
     from .fewer import of_requests
 
     right = dict(expected(case, precision="f64") if truth is None else truth)
@@ -134,7 +134,7 @@ def _differs(suspects: Suspects, mutant: Mutant) -> bool:
 def usual_kinds(case: Case, truth: Mapping[str, Array], numerics: Any = None) -> dict[str, str]:
     """The dtypes that results of this case usually have, or those declared: of its own rows, an lse f32."""
     from .. import dtypes
-    from ..numerics import parse
+    from ..verdict.numerics import parse
 
     tensors = case.tensors()
     names: tuple[str, ...] = ("kv_cache", "c_kv", "partial_out", "x")

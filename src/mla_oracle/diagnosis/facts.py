@@ -17,8 +17,8 @@ import numpy as np
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
 from ..checks import widen
-from ..locate import locate
-from ..metrics import nonfinite, of_rows
+from ..verdict.locate import locate
+from ..verdict.metrics import nonfinite, of_rows
 from .attended import attended
 from .sources import sources
 

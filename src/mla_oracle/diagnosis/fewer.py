@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
+from ..canonical.queries import queries_of
 from ..cases import PagedCase
-from ..queries import queries_of
 
 OF_REQUESTS = ("block_table", "seq_lens", "extra_block_table", "extra_seq_lens")
 OF_QUERIES = ("topk_indices", "topk_length", "extra_topk_indices", "extra_topk_length", "bias")

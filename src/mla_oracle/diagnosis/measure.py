@@ -18,8 +18,8 @@ from .. import dtypes
 from ..arrays import Array
 from ..cases import AppendCase, Case, DenseCase, PagedCase
 from ..checks import widen
-from ..numerics import Numerics
-from ..tolerance import limits
+from ..verdict.numerics import Numerics
+from ..verdict.tolerance import limits
 
 COARSE = 2.0**-7
 
@@ -35,8 +35,8 @@ class Measure:
         self._scales: dict[str, Array] = {}  # [*rows, V], or [*rows] of an lse: what one element may miss
         self._limits: dict[str, tuple[Array, Array]] = {}  # [*rows] of the root mean square, and of the largest
         if isinstance(case, (PagedCase, DenseCase)):
-            from ..budget import budgets
-            from ..numerics import resolve
+            from ..verdict.budget import budgets
+            from ..verdict.numerics import resolve
 
             self.numerics = resolve(numerics, case, kinds)
             self.budgets = budgets(case, self.numerics, kinds, truth, **how)

@@ -14,10 +14,10 @@ from .. import dtypes
 from ..arrays import Array, as_array
 from ..cases import Case, PagedCase
 from ..checks import widen
-from ..compare import form
 from ..errors import InputError
 from ..mutants import Mutant
 from ..mutants.temperature import FAMILY as TEMPERATURE
+from ..verdict.compare import form
 from .facts import Fact, localise
 from .fewer import of_requests, starts_of
 from .measure import Measure

@@ -35,7 +35,7 @@ def told_apart(case: Case, suspicion: Suspicion) -> Suspicion:
 
 def separating(case: Case, one: Mutant, two: Mutant) -> str | None:
     """The id of a small case of the sizes of `case` on which the two differ; None: no probe does."""
-    from ..inputs import generate
+    from ..cases.inputs import generate
     from ..suites.probes import probes_like
 
     for case_id in probes_like(case):

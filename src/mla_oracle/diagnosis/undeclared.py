@@ -13,8 +13,8 @@ import numpy as np
 
 from ..arrays import Array
 from ..cases import DenseCase, PagedCase
-from ..metrics import of_rows
-from ..numerics import Numerics, parse
+from ..verdict.metrics import of_rows
+from ..verdict.numerics import Numerics, parse
 from .facts import Fact
 from .measure import Measure
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..cache_layouts import cache_view, from_cache_view
 from ..cases import PagedCase
 from ..checks import arguments_named
 from ..errors import InputError
-from ..tables import from_csr_pages, to_csr_pages
+from ..spellings.cache_layouts import cache_view, from_cache_view
+from ..spellings.tables import from_csr_pages, to_csr_pages
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

@@ -20,8 +20,8 @@ from typing import Any
 from ..arrays import Array
 from ..cases import Case, format_convention, parse_bool, parse_float
 from ..errors import InputError
-from ..exchange import CASE_SCHEMA, load_case, read_result
-from ..tensorfile import read_tensors, write_tensors
+from ..files.exchange import CASE_SCHEMA, load_case, read_result
+from ..files.tensorfile import read_tensors, write_tensors
 from . import get
 from .dialect import Dialect
 

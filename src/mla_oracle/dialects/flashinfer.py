@@ -15,8 +15,8 @@ from ..arrays import Array, dtype_name
 from ..cases import PagedCase
 from ..checks import arguments_named
 from ..errors import InputError
-from ..layouts import join, split
-from ..tables import from_csr_pages, to_csr_pages
+from ..spellings.layouts import join, split
+from ..spellings.tables import from_csr_pages, to_csr_pages
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

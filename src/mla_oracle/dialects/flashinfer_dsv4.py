@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..cache_layouts import cache_view
 from ..cases import PagedCase
 from ..errors import InputError
-from ..selections import join_selection, split_selection
+from ..spellings.cache_layouts import cache_view
+from ..spellings.selections import join_selection, split_selection
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..cache_layouts import cache_view
 from ..cases import PagedCase
 from ..checks import arguments_named
 from ..errors import InputError
-from ..tables import from_block_offsets
+from ..spellings.cache_layouts import cache_view
+from ..spellings.tables import from_block_offsets
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

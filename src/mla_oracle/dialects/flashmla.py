@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..cache_layouts import cache_view, tokens_as_blocks
 from ..cases import PagedCase
 from ..errors import InputError
-from ..selections import check_slots
+from ..spellings.cache_layouts import cache_view, tokens_as_blocks
+from ..spellings.selections import check_slots
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

@@ -15,7 +15,7 @@ import numpy as np
 from ..arrays import Array, dtype_name
 from ..cases import PagedCase
 from ..errors import InputError
-from ..selections import from_dense, from_mask
+from ..spellings.selections import from_dense, from_mask
 from . import spelling
 from .arguments import Given, tensor, value
 from .dense_rows import dense

@@ -10,11 +10,11 @@ import math
 from typing import Any
 
 from ..arrays import Array
-from ..cache_layouts import cache_view, from_cache_view
 from ..cases import PagedCase
 from ..checks import arguments_named
 from ..errors import InputError
-from ..tables import from_block_table
+from ..spellings.cache_layouts import cache_view, from_cache_view
+from ..spellings.tables import from_block_table
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

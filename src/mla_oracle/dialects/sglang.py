@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array
-from ..cache_layouts import cache_view, from_cache_view, tokens_as_blocks
 from ..cases import PagedCase
 from ..checks import arguments_named
 from ..errors import InputError
-from ..tables import from_csr_tokens, from_request_tokens, to_csr_tokens, to_request_tokens
+from ..spellings.cache_layouts import cache_view, from_cache_view, tokens_as_blocks
+from ..spellings.tables import from_csr_tokens, from_request_tokens, to_csr_tokens, to_request_tokens
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..cache_layouts import cache_view
 from ..cases import PagedCase
 from ..errors import InputError
+from ..spellings.cache_layouts import cache_view
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

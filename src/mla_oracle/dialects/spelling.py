@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters share, beyond mla_oracle.tables, selections, layouts and cache_layouts: a case's queries with other
-axes, its cache joined, values that are views, scales that are defaults. Nothing is computed but a default scale.
+"""What the adapters share, beyond mla_oracle.spellings: a case's queries with other axes, its cache joined, values
+that are views, scales that are defaults. Nothing is computed but a default scale.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import cache_layouts, layouts, selections
 from ..arrays import Array
 from ..cases import PagedCase
 from ..errors import InputError
+from ..spellings import cache_layouts, layouts, selections
 
 
 def inverse_root(width: int) -> float:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, dtype_name
-from ..cache_layouts import cache_view, from_cache_view
 from ..cases import PagedCase
 from ..checks import arguments_named
 from ..dtypes import dtype
 from ..errors import InputError
-from ..layouts import fold_heads, unfold_heads
-from ..tables import from_block_offsets, to_block_offsets
+from ..spellings.cache_layouts import cache_view, from_cache_view
+from ..spellings.layouts import fold_heads, unfold_heads
+from ..spellings.tables import from_block_offsets, to_block_offsets
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ..cache_layouts import tokens_as_blocks
 from ..cases import PagedCase
 from ..checks import arguments_named
 from ..errors import InputError
-from ..tables import from_csr_pages, from_length_info, to_csr_pages, to_length_info
+from ..spellings.cache_layouts import tokens_as_blocks
+from ..spellings.tables import from_csr_pages, from_length_info, to_csr_pages, to_length_info
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

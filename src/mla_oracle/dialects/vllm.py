@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import dtype_name
-from ..cache_layouts import cache_view
 from ..cases import PagedCase
 from ..errors import InputError
+from ..spellings.cache_layouts import cache_view
 from . import spelling
 from .arguments import Given, tensor, value
 from .dialect import Dialect

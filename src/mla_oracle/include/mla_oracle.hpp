@@ -94,7 +94,7 @@ class Case {  // one problem: arrays, and the conventions that give them meaning
   // seq_lens [B] i32. A key's value is its first head_dim_v elements. Unless told otherwise: causal, natural
   // logarithm, and an lse of -inf where a query sees no key.
   //
-  // Beyond that, tensors by add() and conventions by set(), under the names of mla_oracle.extensions:
+  // Beyond that, tensors by add() and conventions by set(), under the names of mla_oracle.cases.extensions:
   //   .add("topk_indices", indices)                     [B, T, K] i32, tokens of the request by position
   //   .set("window_left", "128").set("window_first", "4").set("softcap", "30").add("sinks", sinks)
   //   .set("cache_format", "fp8_ds_mla")                kv_cache is u8 [num_blocks, block_size, 656]

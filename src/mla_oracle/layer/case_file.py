@@ -24,9 +24,9 @@ from typing import Any
 from ..arrays import Array, as_array
 from ..cases import format_convention, parse_bool, parse_choice, parse_float, parse_positive
 from ..errors import InputError
-from ..exchange import LAYER_SCHEMA
-from ..rawfile import json_object
-from ..tensorfile import read_tensors, write_tensors
+from ..files.exchange import LAYER_SCHEMA
+from ..files.rawfile import json_object
+from ..files.tensorfile import read_tensors, write_tensors
 from .config import PAIRINGS, LayerConfig
 from .hf_file import files_of
 from .pages import DTYPES, Store

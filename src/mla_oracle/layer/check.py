@@ -14,7 +14,7 @@ from typing import Any
 from .. import dtypes
 from ..checks import WIDE_FLOATS, choice
 from ..errors import InputError
-from ..noise import UNIT
+from ..verdict.noise import UNIT
 from .config import LayerConfig
 from .dump import narrowest, taken
 from .judge import Judge

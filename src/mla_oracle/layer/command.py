@@ -10,7 +10,7 @@ from typing import Any
 
 from ..arrays import Array
 from ..errors import InputError
-from ..exchange import read_result, write_result
+from ..files.exchange import read_result, write_result
 from .case_file import LayerCase, read_layer_case
 from .check import check_stages
 from .dump import shape_of

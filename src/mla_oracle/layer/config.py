@@ -19,10 +19,10 @@ import numpy as np
 
 from ..arrays import Array
 from ..checks import choice
-from ..config_section import Section
 from ..errors import InputError, UnsupportedError
 from ..geometry import Geometry, check_bool, check_integer, check_number, show
-from ..hf_config import load, text_section
+from ..geometry.config_section import Section
+from ..geometry.hf_config import load, text_section
 
 # model_type -> how its indexer rotates, None: not at all. transformers 5.24: deepseek_v32, glm_moe_dsa and glm5_next,
 # modeling_*.py, class *Indexer. DeepSeek's first code (DeepSeek-V3.2-Exp, inference/model.py at 6d8cb70) rotated

@@ -18,8 +18,8 @@ import numpy as np
 from ..arrays import Array
 from ..dtypes import name_of
 from ..errors import InputError
-from ..rawfile import json_object, naming, open_regular, read_bytes, short
-from ..tensorfile import read_tensors
+from ..files.rawfile import json_object, naming, open_regular, read_bytes, short
+from ..files.tensorfile import read_tensors
 from .config import LayerConfig
 from .weights import Weights, check_weights, shapes
 

@@ -19,14 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import budget, dtypes
+from .. import dtypes
 from ..arrays import Array
-from ..budget import MARGIN
 from ..cases import Case, NaiveCase, PagedCase
 from ..dense import absorb_query
-from ..noise import LONE
-from ..numerics import Numerics, resolve
 from ..oracle import expected
+from ..verdict import budget
+from ..verdict.budget import MARGIN
+from ..verdict.noise import LONE
+from ..verdict.numerics import Numerics, resolve
 from .spread import Spread
 from .state import State
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import Array, as_array
-from ..entries import counts_of
 from ..errors import InputError
+from ..spellings.entries import counts_of
 from .config import LayerConfig
 from .indexer import width_of
 from .state import INPUTS, State, prepare

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..geometry import yarn_mscale
-from ..noise import RMS, UNIFORM, UNIT, coarser, drift, spacing, walk
+from ..verdict.noise import RMS, UNIFORM, UNIT, coarser, drift, spacing, walk
 from .rotation import angle_errors
 from .state import State
 

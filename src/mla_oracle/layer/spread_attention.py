@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..arrays import Array
-from ..noise import RMS, UNIT, coarser, walk
+from ..verdict.noise import RMS, UNIT, coarser, walk
 from . import attention
 from .spread import U32, Spread
 

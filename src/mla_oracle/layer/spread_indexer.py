@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..arrays import Array
-from ..noise import RMS, UNIT, walk
+from ..verdict.noise import RMS, UNIT, walk
 from . import indexer
 from .limits import limit
 from .spread import U32, Spread

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..arrays import Array
-from ..noise import RMS, UNIT
+from ..verdict.noise import RMS, UNIT
 from .limits import limit
 from .pages import apart
 from .spread import U32, Spread

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays import Array
-from ..caches import Cache
 from ..canonical import Problem as Canonical
 from ..canonical import checked
+from ..canonical.caches import Cache
+from ..canonical.paging import window_of
 from ..cases import PagedCase
-from ..paging import window_of
 from . import joins, plan
 from .list_steps import biased, in_denominator, joined, list_address
 from .memory import ZERO

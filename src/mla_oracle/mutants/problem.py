@@ -11,12 +11,12 @@ import numpy as np
 
 from ..arrays import Array
 from ..cases import Case, DenseCase, PagedCase
+from ..cases.extensions import require_plain
+from ..cases.placement import dense_table
 from ..errors import InputError
-from ..extensions import require_plain
 from ..geometry import Geometry
 from ..oracle import check_shapes
 from ..paged import LOG2E, count_tokens
-from ..placement import dense_table
 from . import joins, plan
 from .evaluate import State, evaluate
 from .memory import Memory, Rows
@@ -101,7 +101,7 @@ class Problem:
     @cached_property
     def geometry(self) -> Geometry | None:
         """The geometry that the case's id names."""
-        from ..recipes import parse_id
+        from ..cases.recipes import parse_id
 
         try:
             return None if self.case.id is None else parse_id(self.case.id).preset()

@@ -39,7 +39,7 @@ def run(
     loaded = machine.load(_ptx(Path(file), arch), kernel, file=Path(file).name)
     problem, shapes = None, {}
     if case is not None:
-        from mla_oracle.exchange import load_case
+        from mla_oracle.files.exchange import load_case
         from mla_oracle.meaning import result_shapes
 
         problem = load_case(case)

@@ -23,8 +23,8 @@ import numpy as np
 from mla_oracle import dtypes
 from mla_oracle.arrays import Array
 from mla_oracle.cases import Case, DenseCase, PagedCase
+from mla_oracle.cases.extensions import require_plain
 from mla_oracle.errors import InputError
-from mla_oracle.extensions import require_plain
 from mla_oracle.gpu.machine import Buffer
 from mla_oracle.ptx.interpreter import Interpreter
 
@@ -65,7 +65,7 @@ def _tensors(case: Case | None) -> dict[str, Array]:
         return {}
     require_plain(case, "ptx run")
     if isinstance(case, PagedCase) and case.page_ids is not None:
-        from mla_oracle.placement import sparse_cache
+        from mla_oracle.cases.placement import sparse_cache
 
         return case.tensors() | {"kv_cache": sparse_cache(case)}
     return case.tensors()

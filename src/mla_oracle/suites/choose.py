@@ -15,13 +15,13 @@ import numpy as np
 
 from ..arrays import Array
 from ..cases import DenseCase, PagedCase
+from ..cases.inputs import generate
 from ..diagnosis.discrimination import SURE, largest, usual_kinds
 from ..diagnosis.measure import Measure
 from ..diagnosis.suspects import Suspects
-from ..inputs import generate
-from ..locate import in_row_axes
 from ..mutants import Mutant, bank
 from ..oracle import expected
+from ..verdict.locate import in_row_axes
 
 ELEMENTS = 4096  # of a result that a print takes
 APART = 3.0  # budgets between two prints

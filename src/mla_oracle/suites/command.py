@@ -46,8 +46,8 @@ def make_suite(
 
     `beyond`: names of extended.SETS joined by +; the cases are of these in the place of the plain ones.
     """
-    from ..exchange import write_case
-    from ..inputs import generate
+    from ..cases.inputs import generate
+    from ..files.exchange import write_case
     from ..mutants import bank
     from ..mutants.lists import of_lists
 

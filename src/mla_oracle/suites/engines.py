@@ -87,7 +87,7 @@ class Command:
 
     def _write(self, path: str, case: Case) -> None:
         if self.dialect is None:
-            from ..exchange import write_case
+            from ..files.exchange import write_case
 
             return write_case(path, case)
         from ..dialects import files, get
@@ -95,7 +95,7 @@ class Command:
         files.write_call(path, get(self.dialect), case)
 
     def _read(self, path: str, case: Case) -> dict[str, Array]:
-        from ..exchange import read_result
+        from ..files.exchange import read_result
 
         results = read_result(path)
         if self.dialect is None:

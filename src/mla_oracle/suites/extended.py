@@ -10,10 +10,10 @@ numbers in what nobody may read, so that what a wrong kernel reads there can be 
 from __future__ import annotations
 
 from ..cases import PagedCase
+from ..cases.recipes import parse_id
 from ..errors import InputError
 from ..formats import NAMES as FORMATS
 from ..geometry import Geometry
-from ..recipes import parse_id
 
 LENS = "lens=130+0+1+63+90"
 SHORT = "lens=9+5+40+3"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..cases import Case, PagedCase
+from ..cases.recipes import PagedRecipe, parse_id
 from ..geometry import Geometry
-from ..recipes import PagedRecipe, parse_id
 
 KINDS = ("paged", "naive", "absorbed", "merge", "rope", "append")
 OTHERS = {

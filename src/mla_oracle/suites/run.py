@@ -70,8 +70,8 @@ def _name(case: Case | str) -> str:
 
 def run_one(case: Case | str, engine: Engine, numerics: Any = None) -> Outcome:
     """The outcome of one case. Raises InputError for a case that cannot be read, no numerics, no command to run."""
-    from ..exchange import load_case
-    from ..numerics import resolve
+    from ..files.exchange import load_case
+    from ..verdict.numerics import resolve
 
     name = _name(case)
     problem = load_case(case) if isinstance(case, str) else case
@@ -98,10 +98,10 @@ def run_one(case: Case | str, engine: Engine, numerics: Any = None) -> Outcome:
 
 def judge(name: str, case: Case, actual: dict[str, Array], numerics: Any, seconds: float) -> Outcome:
     """The verdict on results, and if they fail the diagnosis."""
-    from ..compare import check, form
     from ..diagnosis.measure import Measure
-    from ..locate import in_row_axes
     from ..oracle import expected
+    from ..verdict.compare import check, form
+    from ..verdict.locate import in_row_axes
 
     truth = expected(case, precision="f64")
     declared = numerics if isinstance(case, (PagedCase, DenseCase)) else None
@@ -192,7 +192,7 @@ def _failing(n: int) -> str:
 def _predicted(mutant: Mutant, passing: list[Case | str]) -> str:
     """Words on cases that pass although the mutant would fail them."""
     from ..diagnosis import discrimination
-    from ..exchange import load_case
+    from ..files.exchange import load_case
 
     loaded = [load_case(case) if isinstance(case, str) else case for case in passing]
     against = sum(bool(discrimination(case, mutants=(mutant,)).seen) for case in loaded)

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from mla_oracle import compare, dtypes, generate, oracle
+from mla_oracle import dtypes, generate, oracle
 from mla_oracle.arrays import Array
 from mla_oracle.cases import AbsorbedCase, Case, DenseCase, NaiveCase, PagedCase
+from mla_oracle.cases.extensions import require_plain
 from mla_oracle.errors import OracleError
-from mla_oracle.extensions import require_plain
 from mla_oracle.gpu import absorbed_mma, forms, paged_wgmma
 from mla_oracle.gpu.check.part import Bench
 from mla_oracle.gpu.check.report import Finding
 from mla_oracle.gpu.driver import DriverError
+from mla_oracle.verdict import compare
 
 EPS = 2.0**-23
 LOG2E = 1.4426950408889634
