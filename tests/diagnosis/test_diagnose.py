@@ -119,6 +119,18 @@ def test_a_temperature_near_one_is_a_temperature(factor, case_id):
     assert best.constants["factor"] == pytest.approx(factor, rel=2e-3)
 
 
+@pytest.mark.parametrize("value", [np.nan, 0.0, 3.0])
+@pytest.mark.parametrize("names", [("out",), ("out", "lse")])
+@pytest.mark.parametrize("where", [np.s_[:, 1], np.s_[2, :2]])
+def test_rows_that_hold_one_number_were_not_computed(value, names, where):
+    case = generate("paged:heads=3,row=20,value=12,scale=0.3,lens=8+5+71,block=4,dtype=bf16")
+    actual = {name: array.astype(np.float32) for name, array in expected(case, precision="f64").items()}
+    for name in names:
+        actual[name][where] = value
+    best = diagnose(case, **{f"actual_{name}": array for name, array in actual.items()}, separate=False).classes[0]
+    assert best.family == "rows not computed" and best.share > 0.99
+
+
 def test_the_factor_of_a_named_temperature_is_told():
     best = found(find("temperature.row-width"), separate=False).classes[0]
     assert best.constants["factor"] == pytest.approx(96**-0.5 / CASE.softmax_scale, rel=0.01)

@@ -197,8 +197,12 @@ def moved(evidence: Evidence) -> Iterator[Mutant]:
     g, w = (x.astype(np.float64).reshape(*shape, -1) for x in (evidence.actual["out"], evidence.suspects.truth["out"]))
     found = matches(g, w, (evidence.error["out"] > WITHIN).reshape(shape))
     bad = (evidence.error["out"] > WITHIN).reshape(shape)
-    if bad.any() and not g[bad].any():
-        yield made.rows_zero(np.argwhere(bad))
+    if bad.any() and np.array_equal(g[bad], np.full_like(g[bad], held := g[bad].flat[0]), equal_nan=True):
+        yield made.rows_held(np.argwhere(bad), float(held) + 0.0, ("out",))
+        if "lse" in evidence.actual:
+            lse = evidence.actual["lse"].astype(np.float64).reshape(shape)[bad]
+            if np.array_equal(lse, np.full_like(lse, held), equal_nan=True):
+                yield made.rows_held(np.argwhere(bad), float(held) + 0.0, ("out", "lse"))
     rows = bad & np.isfinite(g).all(-1) & np.isfinite(w).all(-1)
     if rows.any():
         few, right = g[rows][:ROLLED], w[rows][:ROLLED]

@@ -123,18 +123,20 @@ def rows_moved(to: np.ndarray, source: np.ndarray, rule: str, names: tuple[str, 
     )
 
 
-def rows_zero(to: np.ndarray) -> Mutant:
-    """Rows `to` [n, 3] of out (request, query, head) are zero."""
+def rows_held(to: np.ndarray, value: float, names: tuple[str, ...]) -> Mutant:
+    """Rows `to` [n, 3] of out (request, query, head), and of an lse, hold one number."""
 
     def finish(problem: Problem, results: Results) -> Results:
-        out = results["out"].copy()
-        out[tuple(to.T)] = 0
-        return {**results, "out": out}
+        held = dict(results)
+        for name in names:
+            held[name] = results[name].copy()
+            held[name][tuple(to.T)] = value
+        return held
 
     return Mutant(
-        name="rows.zero",
+        name=f"rows.{'zero' if value == 0 else f'{value:g}'}{'-lse' * (len(names) > 1)}",
         family="rows not computed",
-        formula=f"o = 0 in {len(to)} rows",
+        formula=f"{' = '.join('o' if name == 'out' else name for name in names)} = {value:g} in {len(to)} rows",
         conditions=(one_key,),
         finish=finish,
     )
