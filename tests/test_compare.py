@@ -124,6 +124,15 @@ def test_shape_and_dtype_come_first(case, truth) -> None:
     assert "out is i32, expected f64 or f32" in verdict(case, truth, out=truth["out"].astype(np.int32)).reason
 
 
+def test_what_is_no_array_is_refused_and_what_is_one_elsewhere_is_taken(case, truth) -> None:
+    class Foreign:
+        __array_interface__ = truth["out"].__array_interface__
+
+    assert verdict(case, truth, out=Foreign()).passed
+    with pytest.raises(InputError, match="out is a list, expected an array"):
+        verdict(case, truth, out=truth["out"].tolist())
+
+
 def test_a_missing_lse_is_named_and_a_missing_out_refused(case, truth) -> None:
     assert compare.check(case, {"out": truth["out"]}, truth).missing == ["lse"]
     with pytest.raises(InputError, match="hold no out, expected out, lse"):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import dtypes
-from ..arrays import Array, dtype_name
+from ..arrays import Array, as_array, dtype_name
 from ..cases import AppendCase, Case, DenseCase, PagedCase
 from ..checks import widen
 from ..errors import InputError
@@ -77,7 +77,7 @@ class Verdict:
 
 def check(
     case: Case,
-    actual: dict[str, Array],
+    actual: Mapping[str, Any],
     truth: dict[str, Array],
     *,
     tol: float | None = None,
@@ -87,7 +87,7 @@ def check(
     rules: str | tuple[str, ...] | None = None,
     complete: bool = False,
 ) -> Verdict:
-    """The verdict on `actual`, given the f64 `truth` of the same case.
+    """The verdict on `actual`, arrays of any kind by name, given the f64 `truth` of the same case.
 
     The first result of the case's kind must be there; the others may be missing and are then named in the verdict,
     and fail it where `complete` is asked for.
@@ -96,6 +96,7 @@ def check(
     none decides. Raises InputError for a missing or unknown tensor, a tolerance that is negative or not a number,
     unknown numerics or rules.
     """
+    actual = {name: as_array(name, value) for name, value in actual.items()}
     for name in actual:
         if name not in truth:
             raise InputError(f"the actual results hold {name}, expected {', '.join(truth)}")
