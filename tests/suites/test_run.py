@@ -20,6 +20,8 @@ from mla_oracle.mutants import find
 from mla_oracle.oracle import expected
 from mla_oracle.suites import run_suite
 from mla_oracle.suites.command import write_text
+from mla_oracle.suites.junit import junit
+from mla_oracle.suites.outcome import Outcome, Report
 
 SIZES = "heads=3,row=20,value=12,scale=0.3"
 IDS = [
@@ -78,6 +80,23 @@ def test_cases_that_pass_although_the_suspected_class_would_fail_them_are_told()
     report = run_suite(IDS, lambda case: unmasked(case) if case.kv_cache.shape[1] == 1 else right(case))
     assert [o.verdict for o in report.outcomes] == ["pass", "pass", "fail"]
     assert report.summary.endswith("1 failing case; 1 case passes that it would fail")
+
+
+def test_failures_that_no_class_explains_have_none_named_over_all():
+    def noisy(case):
+        rng, results = np.random.default_rng(0), right(case)
+        return results | {"out": results["out"] + rng.normal(size=results["out"].shape).astype(np.float32)}
+
+    report = run_suite(IDS[1:2], noisy)
+    assert [(o.verdict, o.suspected) for o in report.outcomes] == [("fail", "")]
+    assert report.summary == "no class explains 1 failing case"
+
+
+def test_a_crash_and_a_hang_are_errors_of_junit():
+    outcomes = [Outcome(verdict, verdict, "words") for verdict in ("pass", "fail", "crash", "hang", "hang")]
+    suite = ET.fromstring(junit(Report(outcomes)))[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "1", "3")
+    assert [child.tag for case in suite for child in case] == ["failure", "error", "error", "error"]
 
 
 def test_an_engine_that_raises_is_a_crash_and_not_an_end():
