@@ -12,7 +12,7 @@ import pytest
 from canonical_cases import BF16, assert_right, make, packed, topk
 
 from mla_oracle import canonical
-from mla_oracle.errors import UnsupportedError
+from mla_oracle.errors import InputError, UnsupportedError
 from mla_oracle.oracle import backend_of, expected, kernel_of
 
 
@@ -58,6 +58,33 @@ def test_options(option, backend):
     case = dataclasses.replace(case, **OPTIONS[option](case))
     assert_right(case, backend=backend)
     assert kernel_of(case, backend) == "paged_mma_bf16" and backend_of(case, backend) == backend
+
+
+def test_a_kernel_that_is_named_attends_or_is_refused():
+    """Rows of 192 and a value of 128: wgmma takes them where pages hold all keys of a query."""
+    if reason := kernel_cases.missing("ptx"):
+        pytest.skip(reason)
+    case = make(D=192, V=128, H=3, lens=(40, 0, 21), dtype=BF16)
+    with_sinks = dataclasses.replace(case, sinks=np.arange(3, dtype=np.float32))
+    results = {}
+    for kernel, name in (("scalar", "paged_decode_bf16"), ("mma", "paged_mma_bf16"), ("wgmma", "paged_wgmma_bf16")):
+        assert kernel_of(with_sinks, "ptx", kernel) == name
+        results[kernel] = expected(with_sinks, precision="f32", backend="ptx", kernel=kernel)["out"].tobytes()
+        arrays = with_sinks.q, with_sinks.kv_cache, with_sinks.block_table, with_sinks.seq_lens
+        conventions = {"softmax_scale": case.softmax_scale, "head_dim_v": 128, "sinks": with_sinks.sinks}
+        found = canonical.decode(*arrays, **conventions, causal=case.causal, backend="ptx", kernel=kernel)
+        assert found.out.tobytes() == results[kernel]
+    assert results["scalar"] != results["mma"] != results["wgmma"]
+    windowed = dataclasses.replace(case, window_left=3)
+    assert kernel_of(windowed, "ptx", "mma") == "paged_mma_bf16"
+    for kernel in ("scalar", "wgmma"):
+        said = f"^kernel '{kernel}' takes neither packed rows nor a selection$"
+        with pytest.raises(UnsupportedError, match=said):
+            kernel_of(windowed, "ptx", kernel)
+        with pytest.raises(UnsupportedError, match=said):
+            expected(windowed, precision="f32", backend="ptx", kernel=kernel)
+    with pytest.raises(InputError, match=r"^kernel is 'mma', expected None with backend 'strict'$"):
+        canonical.attend(with_sinks, backend="strict", kernel="mma")
 
 
 def test_an_index_below_32_bits_is_skipped(backend):

@@ -54,7 +54,8 @@ def expected(
             return {"out": _dense(case, precision=precision, backend=backend, threads=threads, isa=isa)}
         case PagedCase():
             if case.extensions():
-                return canonical.attend(case, precision=precision, backend=backend, threads=threads, isa=isa)._asdict()
+                how = {"precision": precision, "backend": backend, "threads": threads, "isa": isa, "kernel": kernel}
+                return canonical.attend(case, **how)._asdict()  # type: ignore[arg-type]
             return _paged(case, precision=precision, backend=backend, threads=threads, isa=isa, kernel=kernel)
         case MergeCase():
             merged = merge_states(
@@ -115,13 +116,14 @@ def kernel_of(case: Case, backend: str, kernel: str | None = None) -> str | None
     """The CUDA kernel that attends in `expected` of a paged case on cuda or ptx: "paged_mma_bf16"; else None."""
     if backend not in KERNELS or not isinstance(case, PagedCase):
         return None
+    arch = machine(backend, kernel=kernel).arch
     if case.extensions():
         from .gpu import canonical as of_kernels
 
-        return of_kernels.kernel_of(case, machine(backend).arch, f"backend {backend!r}")
+        return of_kernels.kernel_of(case, arch, f"backend {backend!r}", kernel)
     from .gpu.paged import kernel_of
 
-    return kernel_of(case.q, case.kv_cache, case.head_dim_v, machine(backend, kernel=kernel).arch, kernel)
+    return kernel_of(case.q, case.kv_cache, case.head_dim_v, arch, kernel)
 
 
 def _geometry(case: DenseCase) -> Geometry:

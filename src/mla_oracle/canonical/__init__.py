@@ -71,14 +71,16 @@ def decode(
     backend: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    kernel: str | None = None,
     **extensions: Any,
 ) -> Attention:
     """decode_paged with the fields of mla_oracle.cases.extensions: selection, a second cache, window, bias, softcap,
     sinks, ragged queries, several KV heads, e4m3, cache formats.
 
-    Arrays are on the CPU; q and dense caches may be e4m3. Without any extension it is decode_paged. With one, "fast"
-    computes all of them, within the bound of mla_oracle.fast.paged over the numbers that the rows stand for, and what
-    the extensions add to it (below); "cuda" and "ptx" what mla_oracle.gpu.canonical says.
+    Arrays are on the CPU; q and dense caches may be e4m3. Without any extension it is decode_paged, whose `isa` and
+    `kernel` they are. With one, "fast" computes all of them, within the bound of mla_oracle.fast.paged over the numbers
+    that the rows stand for, and what the extensions add to it (below); "cuda" and "ptx" what mla_oracle.gpu.canonical
+    says.
 
     z = scaled score of a key, c = softcap tanh(z / softcap), s = c + bias; z and s must be finite in the precision, but
     for the -inf of a skipped key. In the bound s is the score, and size, the largest of the keys'
@@ -116,7 +118,13 @@ def decode(
     options = {name: value for name, value in extensions.items() if not IS_TENSOR[name]}
     choice("topk_by", options.get("topk_by", "position"), ("position", "slot"))
     case = PagedCase(**arrays, **conventions, **options)  # type: ignore[arg-type]
-    how: dict[str, Any] = {"precision": precision, "backend": backend, "threads": threads, "isa": isa}
+    how: dict[str, Any] = {
+        "precision": precision,
+        "backend": backend,
+        "threads": threads,
+        "isa": isa,
+        "kernel": kernel,
+    }
     if case.extensions():
         return attend(case, **how)
     return decode_paged(case.q, case.kv_cache, case.block_table, case.seq_lens, **conventions, **how)  # type: ignore[arg-type]
@@ -129,16 +137,17 @@ def attend(
     backend: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    kernel: str | None = None,
 ) -> Attention:
     """The results of a case, plain or not. Raises InputError, UnsupportedError, of cuda and ptx MissingError too."""
     threads = thread_count(threads)
     problem = checked(case, precision)
-    used = backend_of(problem, backend, isa)
+    used = backend_of(problem, backend, isa, kernel)
     if used in KERNELS:
         from ..gpu import canonical
 
         how = canonical.how(case, f"backend {used!r}")
-        out, lse = canonical.attend(case, problem, machine(used, precision, threads), *how)
+        out, lse = canonical.attend(case, problem, machine(used, precision, threads, kernel), *how, kernel)
     elif used == "fast":
         from . import listed
 
@@ -151,9 +160,9 @@ def attend(
     return Attention(out, np.ascontiguousarray(lse.swapaxes(1, 2)) if case.lse_axes == "BHT" else lse)
 
 
-def backend_of(problem: Problem, backend: str, isa: str | None = None) -> str:
+def backend_of(problem: Problem, backend: str, isa: str | None = None, kernel: str | None = None) -> str:
     """Who computes a problem. Raises InputError, UnsupportedError for a build this machine lacks."""
-    return choose(backend, multiply_adds(problem) if backend == "auto" else 0, isa)
+    return choose(backend, multiply_adds(problem) if backend == "auto" else 0, isa, kernel)
 
 
 def multiply_adds(problem: Problem) -> int:

@@ -32,8 +32,10 @@ TAKEN = (
 )  # fmt: skip
 
 
-def attend(case: PagedCase, problem: Problem, machine: Machine, packed: int, factor: float) -> tuple[Array, Array]:
-    """(out [B, T, H, V], lse [B, T, H]) f32, `how` the rows are read.
+def attend(
+    case: PagedCase, problem: Problem, machine: Machine, packed: int, factor: float, kernel: str | None = None
+) -> tuple[Array, Array]:
+    """(out [B, T, H, V], lse [B, T, H]) f32, `how` the rows are read; `kernel` is gpu.paged.decode's.
 
     The keys of the problem were listed, so ids and indices are right. Raises UnsupportedError where no kernel takes it.
     """
@@ -58,6 +60,7 @@ def attend(case: PagedCase, problem: Problem, machine: Machine, packed: int, fac
         out,
         lse,
         longest=int(lens.max(initial=0)),
+        kernel=kernel,
         packed=packed,
         selection=_selection(case, machine, B, T, problem),
         sinks=None if case.sinks is None else put(machine, np.ascontiguousarray(case.sinks)),
@@ -67,11 +70,11 @@ def attend(case: PagedCase, problem: Problem, machine: Machine, packed: int, fac
     return machine.download(out), machine.download(lse)
 
 
-def kernel_of(case: PagedCase, arch: str, who: str) -> str:
+def kernel_of(case: PagedCase, arch: str, who: str, kernel: str | None = None) -> str:
     """The kernel that attends. Raises UnsupportedError."""
     packed, _ = how(case, who)
     selected = any(name in case.extensions() for name in ("topk_indices", "window_left", "window_right"))
-    return paged.kernel_of(*_arrays(case), case.head_dim_v, arch, packed=packed, selected=selected)
+    return paged.kernel_of(*_arrays(case), case.head_dim_v, arch, kernel, packed, selected)
 
 
 def _arrays(case: PagedCase) -> tuple[Array, Array]:
