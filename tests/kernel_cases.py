@@ -14,6 +14,7 @@ from fast_cases import strict64
 from mla_oracle import backends
 from mla_oracle.errors import MissingError
 from mla_oracle.gpu import forms
+from mla_oracle.gpu.machine import Buffer
 from mla_oracle.ptx import Interpreter
 
 BACKENDS = ("ptx", "cuda")
@@ -183,3 +184,17 @@ def assert_right(machine, case, kernel="scalar", **options):
     assert_within(out, expected_out, allowed_out)
     assert_within(lse, expected_lse, allowed_lse)
     return out, lse
+
+
+def assert_far(machine, case, kernel):
+    """The same bits when requests lie 2^32 elements apart in q and in the table; the first of two must be empty."""
+    expected = decode(machine, case, kernel=kernel)
+    arrays = [forms.put(machine, x) for x in (case.q, case.kv_cache, case.block_table, case.seq_lens)]
+    for i in (0, 2):
+        near, far = arrays[i], arrays[i].dtype.itemsize << 32
+        pointer = (near.pointer + near.strides[0] - far) % 2**64
+        arrays[i] = Buffer(pointer, near.shape, near.dtype, (far, *near.strides[1:]), near)
+    out, lse = (machine.empty(x.shape, np.float32) for x in expected)
+    longest = int(case.seq_lens.max())
+    forms.decode_paged(machine, *arrays, case.scale, True, 1.0, -np.inf, out, lse, longest=longest, kernel=kernel)
+    assert [machine.download(x).tobytes() for x in (out, lse)] == [x.tobytes() for x in expected]

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fast_cases import make, place
-from kernel_cases import Planted, assert_right, decode
+from kernel_cases import Planted, assert_far, assert_right, decode
 
 from mla_oracle.errors import UnsupportedError
 from mla_oracle.gpu import forms, layout, paged_mma
@@ -117,6 +117,11 @@ def test_the_largest_ids_reach_their_page_and_no_other_is_read(machine):
     assert bits(map(machine.download, (out, lse))) == bits(expected)
 
 
+def test_requests_that_lie_further_apart_than_32_bits_hold(machine):
+    """Queries and tables; those of the first request, which is empty, are no memory at all."""
+    assert_far(machine, stored(make(2, 1, 2, 32, 16, [0, 33], 16)), kernel="mma")
+
+
 @pytest.mark.parametrize("q_size", [0.0, 0.1, 30.0])
 def test_flat_and_peaked_scores(machine, q_size):
     case = stored(make(2, 1, 3, 48, 32, [130, 70], 16, q_size=q_size))
@@ -141,6 +146,18 @@ def test_a_score_of_minus_infinity_has_weight_zero_and_its_value_is_not_touched(
         place(case, b, position, row)
     out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=64)
     assert np.isfinite(out).all() and np.isfinite(lse).all()
+
+
+@pytest.mark.parametrize("empty_lse", [-np.inf, -2.0**100])
+def test_a_row_that_sees_only_minus_infinity_is_empty(machine, empty_lse):
+    case = make(2, 1, 2, 32, 16, [100, 65], 16, empty_lse=empty_lse)
+    case.q[..., 3] = 1
+    row = np.where(np.arange(32) == 3, -np.inf, 1).astype(np.float32)
+    for b, n in ((0, 100), (1, 64)):  # all of one request, the first tiles of the other
+        for position in range(n):
+            place(case, b, position, row)
+    out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=96)
+    assert (out[0] == 0).all() and (lse[0] == np.float32(empty_lse)).all() and np.isfinite(lse[1]).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

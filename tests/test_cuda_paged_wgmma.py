@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fast_cases import make, place
-from kernel_cases import Planted, assert_right, decode
+from kernel_cases import Planted, assert_far, assert_right, decode
 
 from mla_oracle.errors import UnsupportedError
 from mla_oracle.gpu import forms, layout, paged, paged_wgmma
@@ -113,6 +113,11 @@ def test_the_largest_ids_reach_their_page_and_no_other_is_read(machine):
     out, lse = machine.empty((3, 1, 2, 128), np.float32), machine.empty((3, 1, 2), np.float32)
     forms.decode_paged(machine, *arrays, case.scale, True, 1.0, -np.inf, out, lse, longest=70, kernel="wgmma")
     assert bits(map(machine.download, (out, lse))) == bits(expected)
+
+
+def test_requests_that_lie_further_apart_than_32_bits_hold(machine):
+    """Queries and tables; those of the first request, which is empty, are no memory at all."""
+    assert_far(machine, stored(make(2, 1, 2, 128, 128, [0, 33], 16)), kernel="wgmma")
 
 
 @pytest.mark.parametrize("q_size", [0.0, 0.1, 30.0])
