@@ -23,7 +23,7 @@
 //   A100 sm_80   64   32   150 KiB    199      .57/.57 .45 .77 shared  .57/.57  .45 .77 shared .57/1.13 .89 1.54 shared
 //   H100 sm_90   64   64   226 KiB    211      .34/.34 .14 .33 memory  .34/.34  .14 .33 memory .34/.69  .28 .66  shared
 //   H200 sm_90   64   64   226 KiB    211      .24/.24 .14 .33 shared  .24/.24  .14 .33 shared .24/.48  .28 .66  shared
-//   B200 sm_100  64   64   226 KiB    243      .14/.14 .06 .29 shared  .14/.14  .06 .29 shared .14/.29  .12 .58  shared
+//   B200 sm_100  64   64   226 KiB    244      .14/.14 .06 .29 shared  .14/.14  .06 .29 shared .14/.29  .12 .58  shared
 //
 // Keys of a split that fill the machine, by split_keys in gpu/paged_mma.py (one block at a time a multiprocessor): of
 // 32k keys at B = 1 and T x H = 16, 64, 128, an A100 takes 320, 320, 608, an H200 256, 256, 512, a B200 256, 256, 448;

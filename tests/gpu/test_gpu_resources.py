@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mla_oracle.gpu import layout, nvrtc, resources, sources
+from mla_oracle.gpu import layout, nvrtc, paged_wgmma, resources, sources
 
 pytest.importorskip("cuda.bindings", reason="the extra cuda is not installed")
 
@@ -58,6 +58,28 @@ def test_every_kernel_compiles_for_every_architecture_and_spills_nothing(table: 
 
 def test_the_committed_table_has_no_spills() -> None:
     assert [row for *row, values in rows(COMMITTED) if values["spill_stores"] or values["spill_loads"]] == []
+
+
+@pytest.mark.parametrize("file", ["paged_mma.cu", "paged_wgmma.cu"])
+def test_the_kernels_header_says_its_registers_and_shared_memory(file: str) -> None:
+    said = re.findall(r"^// +\w+ (sm_\w+) +\d+ +\d+ +(\d+) KiB +(\d+) ", sources.read(file), re.MULTILINE)
+    kernels = COMMITTED["kernels"][file]
+    assert said
+    for arch, smem, registers in said:
+        row = kernels[file.replace(".cu", "_bf16")].get(arch)
+        assert (round(row["dynamic_smem"] / 1024), row["registers"]) == (int(smem), int(registers)), arch
+
+
+def test_the_registers_that_warpgroups_pass_on_are_those_that_a_block_begins_with() -> None:
+    """setmaxnreg.inc waits for registers that the block gave back: were there too few, it would wait for ever."""
+    text, kernels = sources.read("paged_wgmma.cu"), COMMITTED["kernels"]["paged_wgmma.cu"]
+    (kept,) = map(int, re.findall(r"keep_registers<(\d+)>", text))
+    (taken,) = map(int, re.findall(r"take_registers<(\d+)>", text))
+    assert kept % 8 == taken % 8 == 0 and 24 <= kept <= taken <= 256
+    for row in kernels.values():
+        begun = row["sm_90a"]["registers"] // -8 * -8
+        assert kept <= begun <= taken
+        assert 128 * kept + 2 * 128 * taken <= paged_wgmma.THREADS * begun
 
 
 def test_a_spill_is_seen() -> None:
