@@ -80,12 +80,17 @@ def test_it_is_chosen_where_rows_are_aligned_and_refused_by_name_elsewhere(machi
     assert who(stored(case), "scalar") == "paged_decode_bf16"
     padded = np.zeros((*case.kv_cache.shape[:2], 52), BF16)
     padded[..., :48] = case.kv_cache
+    apart = np.zeros((len(case.kv_cache), 16 * 48 + 4), BF16)
+    apart = np.lib.stride_tricks.as_strided(apart, case.kv_cache.shape, (apart.strides[0], 96, 2))
+    q = np.zeros((1, 1, 2, 52), BF16)[..., :48]
     for other, said in [
         (case, "q is f32 and kv_cache f32, expected both f16 or both bf16"),
         (case.but(kv_cache=case.kv_cache.astype(BF16)), "q is f32 and kv_cache bf16"),
         (stored(make(1, 1, 2, 40, 32, [33], 16)), "D is 40, expected a multiple of 16"),
         (stored(case.but(V=33)), "head_dim_v is 33, expected a multiple of 16"),
         (stored(case).but(kv_cache=padded[..., :48]), "kv_cache has a stride on axis 1 of 104, expected a multiple"),
+        (stored(case).but(kv_cache=apart), "kv_cache has a stride on axis 0 of 1544, expected a multiple of 16 bytes"),
+        (stored(case).but(q=q), "q has a stride on axis 2 of 104, expected a multiple of 16 bytes"),
         (stored(make(1, 1, 1, 2048, 512, [3], 16)), "D is 2048 and head_dim_v 512, expected at most 512"),
     ]:
         assert who(other).startswith("paged_decode")
