@@ -12,7 +12,7 @@ from fast_cases import make, place
 from kernel_cases import Planted, assert_far, assert_right, decode
 
 from mla_oracle.errors import UnsupportedError
-from mla_oracle.gpu import forms, layout, paged_mma
+from mla_oracle.gpu import forms, layout, paged, paged_mma
 from mla_oracle.gpu.machine import Buffer
 from mla_oracle.ptx import Fault
 
@@ -96,6 +96,17 @@ def test_it_is_chosen_where_rows_are_aligned_and_refused_by_name_elsewhere(machi
         assert who(other).startswith("paged_decode")
         with pytest.raises(UnsupportedError, match=f"^kernel 'mma' does not take this problem: .*{said}"):
             who(other, "mma")
+
+
+@pytest.mark.parametrize("name", ["q", "kv_cache"])
+def test_an_address_that_is_not_aligned_is_refused(machine, name):
+    case = stored(make(1, 1, 2, 48, 32, [33], 16))
+    arrays = {"q": forms.put(machine, case.q), "kv_cache": forms.put(machine, case.kv_cache)}
+    whole = arrays[name]
+    arrays[name] = Buffer(whole.pointer + 2, whole.shape, whole.dtype, whole.strides, whole)
+    assert paged.kernel_of(*arrays.values(), 32, machine.arch) == "paged_decode_bf16"
+    with pytest.raises(UnsupportedError, match=rf": {name} begins at address \d+, expected a multiple of 16 bytes$"):
+        paged.kernel_of(*arrays.values(), 32, machine.arch, "mma")
 
 
 def test_strided_views(machine):
@@ -205,6 +216,16 @@ def test_the_same_bits_twice_alone_and_in_a_batch(machine):
         alone = case.but(q=case.q[one], block_table=case.block_table[one], seq_lens=case.seq_lens[one])
         found = decode(machine, alone, kernel="mma", split_keys=64, longest=int(n))
         assert bits(found) == bits((out[b], lse[b]))
+
+
+@pytest.mark.skipif(kernel_cases.missing("ptx") is not None, reason="the extra cuda is not installed")
+def test_the_same_bits_for_any_number_of_the_interpreters_threads():
+    case = stored(make(3, 2, 3, 32, 16, [70, 129, 200], 16))
+    one, *others = (
+        bits(decode(kernel_cases.interpreter("sm_80", threads), case, kernel="mma", split_keys=64))
+        for threads in (1, 2, 3, 7)
+    )
+    assert others == [one] * 3
 
 
 # --- bugs planted in its text
