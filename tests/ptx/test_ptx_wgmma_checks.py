@@ -108,6 +108,15 @@ FAULTS = {
         + "add.u32 r5, r5, 1; setp.lt.u32 p1, r5, 3; @p1 bra LOOP;",
         UNFENCED,
     ),
+    "a descriptor of one warp's own": (
+        f"mov.u64 d2, {PLACE:#x}; setp.eq.u32 p1, r0, 70; @p1 add.u64 d2, d2, 64;"
+        + FENCE
+        + MULTIPLY.replace(f"{PLACE:#x}", "d2")
+        + COMMIT
+        + WAIT,
+        r"divergent warp: wgmma\S* with another matrix descriptor than thread .0, 0, 0. of the same four warps, .*"
+        r"thread .70, 0, 0.",
+    ),
     "never waited for": (FENCE + MULTIPLY + COMMIT + "ret;", "wgmma not waited for: thread exits with products"),
 }
 GUARDED = {  # of shared memory: (fence, barrier, body, report)

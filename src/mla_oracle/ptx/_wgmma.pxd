@@ -182,6 +182,18 @@ cdef inline const uint32_t* viewed(Block* b, Py_ssize_t lane) noexcept nogil:
     return view
 
 
+cdef inline bint the_same(Block* b, const Instr* i, int operand, Py_ssize_t first) noexcept nogil:
+    """Do all threads of a warpgroup name the same matrix? The contents of a descriptor must be (9.7.15.5.2)."""
+    cdef const uint64_t* descriptor = <uint64_t*>sized(b, i.operand[operand], 8) + first
+    cdef Py_ssize_t lane
+    for lane in range(1, GROUP):
+        if descriptor[lane] != descriptor[0]:
+            fail(b, DIFFERENT_MATRICES, b.low + first + lane, 0, 0, 0)
+            b.fault_other = <int32_t>(b.low + first)
+            return False
+    return True
+
+
 cdef inline bint multiply_group(Block* b, const Instr* i, Py_ssize_t first) noexcept nogil:
     """One warpgroup."""
     cdef float A[64 * 16]
@@ -193,6 +205,8 @@ cdef inline bint multiply_group(Block* b, const Instr* i, Py_ssize_t first) noex
     cdef Reader reader
     reader.lane, reader.view, reader.seen, reader.group = b.low + first, NULL, Seen(0, 0), 0
     if b.shadow.told != NULL:
+        if not the_same(b, i, held, first) or (held == 1 and not the_same(b, i, 0, first)):
+            return False
         reader.view, reader.group = viewed(b, b.low + first), b.products[reader.lane >> 5].committed + 1
         for warp in range(4):
             b.products[(reader.lane >> 5) + warp].issued = reader.group

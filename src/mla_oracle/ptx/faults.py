@@ -123,6 +123,8 @@ def describe(
             return f"no wgmma.fence: {opcode} uses registers that may have been written after the last wgmma.fence"
         case Code.IN_USE:
             return f"wgmma not waited for: {opcode} touches a register that a wgmma in flight still uses"
+        case Code.DIFFERENT_MATRICES:
+            return f"divergent warp: {opcode} with another matrix descriptor than thread {other} of the same four warps"
         case Code.TRAPPED:
             return "trap: the kernel stopped itself (trap or assert)"
         case Code.RUNAWAY:
