@@ -47,9 +47,30 @@ class Judge:
         self.spread, self.given, self.numerics = spread, given, numerics
         self.unit = 1.0 if lse_base == "e" else 1 / LN2
         self.declared: str | None = None
+        self.of_o_lat = "o_lat" in given  # what attn is computed from
 
     def judge(self, name: str) -> Finding:
         """What is found of a stage, which is computed; ours stays in its place until `settle`."""
+        found = self._judged(name)
+        if name != "attn" or found.passed or not self.of_o_lat:
+            return found
+        return self._beside_o_lat(found)
+
+    def _beside_o_lat(self, found: Finding) -> Finding:
+        """What is found of an attn that is not w_uv times the o_lat of the dump: whether it was made without that.
+
+        As in the naive form, or where a kernel that gives attn alone has an o_lat computed beside it.
+        """
+        self.of_o_lat = False
+        other = self._judged("attn")
+        if (other.rows_over, other.units or 0.0) >= (found.rows_over, found.units or 0.0):
+            return found
+        if not other.passed or "v" in self.given:
+            return other
+        said = f"attn is not made of the o_lat dumped, from which it is off by {found.units:.3g} times its budget"
+        return dataclasses.replace(other, blind="; ".join(filter(None, (said, other.blind))))
+
+    def _judged(self, name: str) -> Finding:
         state = self.state
         state.values.pop(name, None)
         truth = self._computed(name)
@@ -120,13 +141,13 @@ class Judge:
         return self.spread.rounding(np.where(np.isfinite(truth), truth, 0.0), held)
 
     def _computed(self, name: str) -> Array:
-        if name == "attn" and "o_lat" in self.given:
+        if name == "attn" and self.of_o_lat:
             found: Array = np.einsum("thl,hvl->thv", self.state["o_lat"], self.state.weights["w_uv"], optimize=True)
             return found
         return STAGES[name].compute(self.state)
 
     def _limit(self, name: str, truth: Array, dtype: str) -> Limit:
-        if name == "attn" and "o_lat" in self.given:
+        if name == "attn" and self.of_o_lat:
             w2 = np.square(self.state.weights["w_uv"])
             inner = np.einsum("thl,hvl->thv", np.square(self.state["o_lat"]), w2, optimize=True)
             own = np.sqrt(self.spread.contracted(inner, None, "w_uv", truth, w2.shape[-1]))
