@@ -233,12 +233,11 @@ def test_the_form_of_a_case_is_what_run_computes_in(folder, capsys):
     for form, (inputs, store) in forms.items():
         case, out = folder / f"{form}.safetensors", folder / f"{form}.out.safetensors"
         write_layer_case(case, inputs, config="config.json", weights="model.safetensors", form=form, **store)
-        code, _, _ = call(capsys, "run", case, "-o", out, "--precision", "f32")
+        for precision in ("f64", "f32"):
+            assert call(capsys, "run", case, "-o", out, "--precision", precision)[0] == 0
+            code, told, said = call(capsys, "check", "--stages", case, out)
+            assert (code, told["verdict"]) == (0, "pass"), said
         found[form] = read_tensors(out)[0]
-        assert code == 0
-        code, _, _ = call(capsys, "run", case, "-o", out)
-        code, told, said = call(capsys, "check", "--stages", case, out)
-        assert (code, told["verdict"]) == (0, "pass"), said
     assert not np.array_equal(found["naive"]["attn"], found["absorbed"]["attn"])
     assert np.abs(found["naive"]["attn"] - found["absorbed"]["attn"]).max() < 1e-5
     assert np.abs(found["naive"]["attn"] - found["paged"]["attn"]).max() > 1e-3
