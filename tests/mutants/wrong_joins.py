@@ -94,7 +94,15 @@ def divided_each_tile(k, b, t, h):
     return (acc, k.lse(m, total, 0)) if total else k.empty(b, t, h)
 
 
+def stale_lse(k, b, t, h):
+    out, lse = Kernel.attend(k, b, t, h)
+    every = tiles(k, b, t, h)
+    before = [j for js in every[:-1] for j in js]
+    return (out, k.lse(*state(k, b, t, h, before)[:2], 0)) if before else (out, lse)
+
+
 ONLINE = {
+    "lse-stale": {"attend": stale_lse},
     "divided-each-tile": {"attend": divided_each_tile},
     "acc-inverted": online(e, lambda d, o: math.exp(-d)),
     "sum-not-rescaled": online(one, e),
@@ -286,7 +294,19 @@ def maximum_base_2(k, b, t, h):
     return sum(s.acc[i] * math.exp(m[n] - max(m)) for n, i in enumerate(s.full)) / z, k.lse(max(m), z, 0)
 
 
+def of_neighbour(by):
+    """Part n of those that have keys is weighted with the lse of part n + by of them."""
+
+    def weights(s):
+        w = softmax([s.lse[s.full[(n + by) % len(s.full)]] for n in range(len(s.full))])
+        return [w[s.full.index(i)] if i in s.full else 0.0 for i in range(len(s.z))]
+
+    return merge(weights)
+
+
 MERGE = {
+    "of-next-part": of_neighbour(1),
+    "of-part-before": of_neighbour(-1),
     "maximum-base-2": {"attend": maximum_base_2},
     "acc-not-rescaled": combined(one, e),
     "sum-not-rescaled": combined(e, one),

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arrays import Array
 from .joins import exact, inverse, last_of, powers
+from .lse import FAMILY as LSE
 from .mutant import Join, Mutant
 from .needs import Need, two_heads, unsharded
 from .plan import Joined, Parts, Plan
@@ -138,6 +139,14 @@ def _last_sum(right: Joined, m: Array, d: Array) -> Array:
     return right.z * inverse(last_of(powers(m)[1] * d, d))
 
 
+def _stale_lse(m: Array, d: Array) -> Joined:
+    """The right output, with the m and the l of the tiles before the last one."""
+    last = (d > 0) & (np.cumsum((d > 0)[..., ::-1], -1)[..., ::-1] == 1)
+    before = last & ((d > 0).sum(-1, keepdims=True) > 1)  # a row of one tile has no other
+    known = exact(np.where(before, -np.inf, m), np.where(before, 0.0, d))
+    return Joined(exact(m, d).coef, known.m, known.z)
+
+
 def _divided_each_tile(m: Array, d: Array) -> Joined:
     right, _, top = factors(m)
     totals = np.cumsum(right * d, -1)
@@ -225,5 +234,6 @@ MUTANTS = (
         _divided_each_tile,
         refs="1bit-MONSTER/1bit-MONSTER#495",
     ),
+    _mutant("lse-stale", LSE, "lse of the tiles before the last one, out right", _stale_lse),
     _mutant("last-tile-sum", NORM, "o = acc / (the sum of the last tile)", _scaled_by(_last_sum)),
 )

@@ -32,6 +32,7 @@ from .weights import (
     natural,
     nth,
     of_head_0,
+    of_neighbour,
     one_in_base_2,
     overflowing,
     right,
@@ -135,6 +136,8 @@ MUTANTS = (
         states=False,
     ),
     _mutant("reversed", WEIGHTS, "w_i of part S - 1 - i", by(lambda logs, m, d: softmax(logs)[..., ::-1])),
+    _mutant("of-next-part", WEIGHTS, "w_i ~ e^(lse_(i+1)), of the last part that of the first", by(of_neighbour(1))),
+    _mutant("of-part-before", WEIGHTS, "w_i ~ e^(lse_(i-1)), of the first part that of the last", by(of_neighbour(-1))),
     _mutant("of-head-0", "weights of another row", "w_i of head 0 for every head", by(of_head_0), two_heads),
     _mutant(
         "of-next-head",

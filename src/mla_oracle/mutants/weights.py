@@ -135,6 +135,19 @@ def overflowing(logs: Array, m: Array, d: Array) -> Array:
     return weights
 
 
+def of_neighbour(by: int) -> Callable[[Array, Array, Array], Array]:
+    """The lse of the part `by` further on of those that have keys, around the end."""
+
+    def weights(logs: Array, m: Array, d: Array) -> Array:
+        full = d > 0
+        order = np.argsort(~full, -1, kind="stable")  # the parts that have keys first
+        place = (np.cumsum(full, -1) - 1 + by) % np.maximum(full.sum(-1, keepdims=True), 1)
+        other = np.take_along_axis(logs, np.take_along_axis(order, place, -1), -1)
+        return softmax(np.where(full, other, -np.inf))
+
+    return weights
+
+
 def of_head_0(logs: Array, m: Array, d: Array) -> Array:
     return np.broadcast_to(softmax(logs)[..., :1, :], logs.shape)
 
