@@ -101,7 +101,25 @@ def middle(k, b):
     return max(used(k, b) // 2, 1)
 
 
+def last_swapped(page, zero):
+    """Entry `page` is the last used one, and the last the other, where a request has both."""
+
+    def index(k, b, i):
+        last = used(k, b) - 1
+        return {page: last, last: page}.get(i, i) if page < last else i
+
+    def row(k, b, j):
+        stale = page < used(k, b) - 1 and j // k.P == page and j % k.P > (k.lens[b] - 1) % k.P
+        return np.zeros(k.D) if zero and stale else Kernel.row(k, b, j)
+
+    return of_used(index) | {"row": row}
+
+
 PAGING = {
+    "last-swapped-0": last_swapped(0, False),
+    "last-swapped-0-zero": last_swapped(0, True),
+    "last-swapped-1": last_swapped(1, False),
+    "last-swapped-1-zero": last_swapped(1, True),
     "table-of-request-0": entry(lambda k, b, i: at(k, 0, i)),
     "next-table-row": entry(lambda k, b, i: at(k, (b + 1) % k.B, i)),
     "table-stride": in_flat(lambda k, b: b * widest(k), lambda k: 1),

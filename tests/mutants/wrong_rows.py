@@ -164,7 +164,12 @@ def lag(k, j):
     return block * k.V + row
 
 
+def repeated(period):
+    return columns(lambda k, o: [o[c - 1] if c % period == period - 1 else x for c, x in enumerate(o)])
+
+
 VALUE = {
+    **{f"repeated-{period}": repeated(period) for period in (2, 8, 16)},
     "row-end": value(lambda k, b, j: k.row(b, j)[k.D - k.V :]),
     "one-element-on": value(lambda k, b, j: k.row(b, j)[1 : k.V + 1]),
     "lag": token(lambda k, b, j: lag(k, j)),

@@ -181,6 +181,8 @@ ROPE = {
     "rope.dropped": without(lambda k: k.V, lambda k: k.D),
     "rope.zero-rows": query(lambda k, q, b, t, h: np.where(np.arange(k.D) < k.V, q, 0) if b else q),
     "rope.first-head": query(lambda k, q, b, t, h: np.concatenate([q[: k.V], k.q[b, t, 0, k.V :]])),
+    "rope.next-head": query(lambda k, q, b, t, h: np.concatenate([q[: k.V], k.q[b, t, (h + 1) % k.H, k.V :]])),
+    "rope.head-before": query(lambda k, q, b, t, h: np.concatenate([q[: k.V], k.q[b, t, (h - 1) % k.H, k.V :]])),
     "rope.order-q": query(lambda k, q, b, t, h: np.concatenate([q[: k.V], to_halves(q[k.V :])])),
     "rope.order-k": key(lambda k, row: np.concatenate([row[: k.V], to_halves(row[k.V :])])),
     "rope.amplitude": key(lambda k, row: np.concatenate([row[: k.V], row[k.V :] * MSCALE**2])),
@@ -199,7 +201,20 @@ ROPE = {
     "rope.outside-window": rope(None, lambda k, x, p, b: x if p < k.lens[b] - 128 else k.turn(x, p)),
 }
 
+def over_heads(k, b, t, h):
+    """Each key is weighted by its share of e^s over the heads."""
+    js = k.keys(b, t, h)
+    if not js:
+        return k.empty(b, t, h)
+    out = np.zeros(k.V)
+    for j in js:
+        s = [k.score(b, t, other, j) for other in range(k.H)]
+        out = out + k.value(b, j) / sum(math.exp(x - s[h]) for x in s)
+    return out, Kernel.attend(k, b, t, h)[1]
+
+
 SCORE = {
+    "softmax-over-heads": {"attend": over_heads},
     "latent-dropped": without(lambda k: 0, lambda k: k.V),
     "last-32": without(lambda k: k.D - 32, lambda k: k.D),
     "last-16-latent": without(lambda k: max(k.V - 16, 0), lambda k: k.V),

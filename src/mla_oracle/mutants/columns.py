@@ -100,6 +100,26 @@ def _halved(problem: Problem, x: Array, second: Callable[[Array], Array]) -> Arr
     return y
 
 
+def repeated(period: int) -> Mutant:
+    """The last column of every `period` is the one before it again."""
+
+    def act(problem: Problem, x: Array) -> Array:
+        y = x.copy()
+        last = np.arange(period - 1, x.shape[-1], period)
+        y[..., last] = x[..., last - 1]
+        return y
+
+    return _mutant(
+        f"repeated-{period}",
+        "columns not computed",
+        f"o[c] <- o[c - 1] for c = {period - 1} mod {period}",
+        Need(f"values of {period} elements or more", lambda p: period <= p.V),
+        one_key,
+        finish=out(act),
+        period=period,
+    )
+
+
 _mutant = Maker("value.")
 
 
@@ -139,6 +159,9 @@ MUTANTS = (
         one_key,
         finish=out(lambda p, x: _halved(p, x, np.copy)),
     ),
+    repeated(2),
+    repeated(8),
+    repeated(16),
     _mutant(
         "halves-swapped",
         "output permutation",

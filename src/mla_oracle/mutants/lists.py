@@ -19,6 +19,7 @@ QUERIES = (
 NOT = frozenset(
     (
         "score.distance-bias-0.00390625",
+        "score.softmax-over-heads",
         "key.new-as-zero",
         "key.first-page-as-zero",
         "key.last-page-as-zero",

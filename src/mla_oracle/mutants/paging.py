@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
+from .memory import ZERO
 from .mutant import Maker, Mutant
-from .needs import Need, one_key, paged, three_pages, two_pages, two_requests
+from .needs import Need, one_key, paged, partial_page, three_pages, two_pages, two_requests
 from .plan import Plan, table_entry
 from .problem import Problem
 
@@ -97,6 +98,35 @@ def truncated(keep: Callable[[int], int], name: str, words: str) -> Mutant:
     )
 
 
+def last_swapped(page: int, *, zero: bool) -> Mutant:
+    """Entry `page` and the last used one exchanged; `zero`: what is past the end of the last page is read as 0."""
+
+    def edit(problem: Problem, plan: Plan) -> Plan:
+        last = problem.used(plan.b) - 1
+        if last <= page:
+            return plan
+        order = np.arange(len(plan.table))
+        order[[page, last]] = last, page
+        rows, inner = (problem.lens[plan.b] - 1) % problem.block + 1, plan.address  # of the last page
+
+        def address(own: Plan, j: Array) -> Array:
+            stale = (j // problem.block == page) & (j % problem.block >= rows)
+            return np.where(stale, ZERO, inner(own, j))
+
+        swapped = replace(plan, table=plan.table[order])
+        return replace(swapped, address=address) if zero else swapped
+
+    return _mutant(
+        f"last-swapped-{page}{'-zero' * zero}",
+        ENTRY,
+        f"bt[{page}] and the last used entry exchanged{', rows past the end 0' * zero}",
+        two_pages,
+        *((partial_page,) if zero else ()),
+        edit=edit,
+        page=page,
+    )
+
+
 _mutant = Maker("paging.", (paged,))
 
 
@@ -175,6 +205,10 @@ MUTANTS = (
         two_pages,
         edit=entries(lambda problem, p, i: np.where((i ^ 1) < len(i), i ^ 1, i)),
     ),
+    last_swapped(0, zero=False),
+    last_swapped(0, zero=True),
+    last_swapped(1, zero=False),
+    last_swapped(1, zero=True),
     _mutant(
         "edge-early",
         ENTRY,

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
+from .joins import exact
 from .mutant import Mutant
-from .needs import Need, one_key, rope, two_heads, two_keys
+from .needs import Need, one_key, paged, rope, two_heads, two_keys, unsharded
 from .permutations import hadamard, transposed_tiles
 from .plan import Plan
 from .problem import Problem
@@ -106,6 +107,22 @@ def distance_bias(slope: float) -> Mutant:
         _score(lambda _, p, s: s + slope * (p.lanes - p.length + 1)),
         two_keys,
         slope=slope,
+    )
+
+
+def _over_heads(problem: Problem, plan: Plan) -> Plan:
+    """Each key's weights add up to 1 over the heads; the lse is the right one."""
+    inner, lse = plan.score, problem.state(plan.b)[1].lse  # [T, H]
+
+    def score(own: Plan, s: Array) -> Array:
+        made = inner(own, s)
+        return made - np.logaddexp.reduce(made, 1, keepdims=True)
+
+    return replace(
+        plan,
+        score=score,
+        join=lambda m, d: exact(m, d)._replace(coef=np.exp(m)),
+        log_sum=lambda own, m, z: np.asarray(lse[own.t]),
     )
 
 
@@ -221,6 +238,16 @@ MUTANTS = (
         refs="ggml-org/llama.cpp#25382",
     ),
     _mutant("negated", "sign", "s <- -s", _score(lambda _, p, s: -s), one_key),
+    _mutant(
+        "softmax-over-heads",
+        "softmax axis",
+        "w_hj = e^(s_hj) / sum over h of e^(s_hj), lse right",
+        _over_heads,
+        paged,
+        two_heads,
+        one_key,
+        unsharded,
+    ),
     soft_cap(50.0),
     soft_cap(30.0),
     clipped(10.0),
