@@ -13,7 +13,7 @@ from mla_oracle.errors import MissingError
 from mla_oracle.gpu import driver, nvrtc, sources
 from mla_oracle.gpu.arguments import signatures
 from mla_oracle.gpu.check import __main__ as command
-from mla_oracle.gpu.check import accumulation, instructions, limits, supervisor, trials
+from mla_oracle.gpu.check import accumulation, barriers, instructions, limits, products, supervisor, table, trials
 from mla_oracle.gpu.check.part import Bench
 from mla_oracle.gpu.check.report import Report
 from mla_oracle.gpu.check.table import INSTRUCTIONS, Instruction
@@ -118,7 +118,7 @@ def test_exit_code_4_where_there_is_no_device(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--parts", "trials,speed"], "--parts has 'speed', expected some of compile,trials,instructions,timing,peers"),
+        (["--parts", "trials,speed"], f"--parts has 'speed', expected some of {','.join(command.PARTS)}"),
         (["--seconds", "0"], "--seconds is 0.0, expected a positive finite number"),
         (["--seconds", "inf"], "--seconds is inf, expected a positive finite number"),
         (["--report", "/nowhere/report.json"], "--report cannot be written: "),
@@ -155,7 +155,10 @@ def test_the_parts_on_the_interpreter(tmp_path, capsys):
     assert found["timing"][0]["by"] == "wall clock, interpreted: no speed"
     assert all(finding["microseconds"] > 0 for finding in found["timing"][1:])
     printed = capsys.readouterr().out.splitlines()
-    assert "mma.m16n8k16.f16 order: 1 products are added at once" in printed
+    for instruction in ("mma.m16n8k16.f16", "wgmma.m64n8k16.bf16"):
+        assert f"{instruction} order: 1 products are added at once" in printed
+    assert len(found["barriers"]) == len(barriers.INSTRUCTIONS)
+    assert len(found["products"]) == len(list(products.probes())) + 10
     assert "ex2.approx.f32: 0 ulp at most, 2048 of 2048 as rounded once" in printed
     for kernel in ("mma", "wgmma"):
         assert sum(line.startswith(f"paged {kernel} bf16 B=") for line in printed) == 2
@@ -247,7 +250,7 @@ def test_an_infinity_for_a_number_differs_and_nothing_is_promised_of_sin_beyond_
 
 def test_every_kernel_of_the_file_has_its_line_in_the_table():
     for arch in ("sm_80", "sm_90"):
-        compiled = nvrtc.compile(sources.flatten(instructions.FILE), arch, name=instructions.FILE)
+        compiled = nvrtc.compile(sources.flatten(table.FILE), arch, name=table.FILE)
         known = {instruction.name for instruction in INSTRUCTIONS if instruction.arch <= int(arch[3:])}
         assert set(signatures(compiled.ptx)) == known | {"mma_m16n8k16_f16", "mma_m16n8k16_bf16"}
 
@@ -260,31 +263,30 @@ def test_every_kernel_of_the_file_has_its_line_in_the_table():
     ("width", "bits", "by", "cut"),
     [(4, 0, "value", True), (8, 1, "exponents", True), (16, 2, "value", True), (16, 3, "value", False)],
 )
-def test_an_adder_is_recognised(monkeypatch, dtype, width, bits, by, cut):
+def test_an_adder_is_recognised(dtype, width, bits, by, cut):
     def multiply(machine, dtype, a, b, c):
         with np.errstate(invalid="ignore"):
             return accumulation.emulate(*(np.asarray(x, np.float64) for x in (a, b, c)), width, bits, by, cut)
 
-    monkeypatch.setattr(accumulation, "multiply", multiply)
-    assert accumulation.order(None, dtype) == {"told": f"{width} products are added at once", "block_width": width}
-    found = accumulation.last_bits(None, dtype)
+    order = {"told": f"{width} products are added at once", "block_width": width}
+    assert accumulation.order(multiply, None, dtype) == order
+    found = accumulation.last_bits(multiply, None, dtype)
     assert (found["rounding"], found["further_bits"]) == ("towards zero" if cut else "to nearest", bits)
     end = "cut" if cut else "nearest"
     best = {"share": 1.0, "width": width, "further_bits": bits, "aligned_by": by, "end": end}
-    assert accumulation.model(None, dtype)["best"][0] == best
-    assert accumulation.whole_numbers(None, dtype, "whole")["ok"]
-    assert accumulation.random_products(None, None, dtype, "bound")["ok"]
+    assert accumulation.model(multiply, None, dtype)["best"][0] == best
+    assert accumulation.whole_numbers(multiply, None, dtype, "whole")["ok"]
+    assert accumulation.random_products(multiply, None, None, dtype, "bound")["ok"]
 
 
-def test_an_adder_of_eight_bits_is_beyond_the_bound(monkeypatch):
+def test_an_adder_of_eight_bits_is_beyond_the_bound():
     def multiply(machine, dtype, a, b, c):
         return (c + a @ b).astype(ml_dtypes.bfloat16).astype(np.float32)
 
-    monkeypatch.setattr(accumulation, "multiply", multiply)
-    found = accumulation.random_products(None, None, "bf16", "bound")
+    found = accumulation.random_products(multiply, None, None, "bf16", "bound")
     assert not found["ok"] and "expected at most 18" in found["reason"]
-    assert not accumulation.whole_numbers(None, "bf16", "whole")["ok"]
-    order = accumulation.order(None, "bf16")
+    assert not accumulation.whole_numbers(multiply, None, "bf16", "whole")["ok"]
+    order = accumulation.order(multiply, None, "bf16")
     assert order["block_width"] is None and len(order["outliving"]) == 136
 
 

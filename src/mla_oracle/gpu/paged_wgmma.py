@@ -20,10 +20,15 @@ THREADS = 384  # two warpgroups compute, one copies
 VALUES = (128, 256, 512)  # widths whose halves are columns of one product
 
 
+def not_for(arch: str) -> str | None:
+    """Why there is nothing of it on `arch`, or None."""
+    return None if arch == ARCH else f"arch is {arch}, expected {ARCH}"
+
+
 def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str) -> str | None:
     """Why the kernel does not take this problem on `arch`, or None. A numpy array stands for its upload."""
-    if arch != ARCH:
-        return f"arch is {arch}, expected {ARCH}"
+    if reason := not_for(arch):
+        return reason
     if reason := paged_mma.refusal(q, kv_cache, V, arch):
         return reason
     D = q.shape[-1]

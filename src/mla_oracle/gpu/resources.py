@@ -19,7 +19,8 @@ from mla_oracle.gpu.arguments import dynamic_smem, signatures
 from mla_oracle.gpu.nvrtc import Compiled
 
 ARCHS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-ONLY = {"paged_wgmma.cu": ("sm_90a",)}  # the architectures of files that are not for all
+# The architectures of files that are not for all.
+ONLY = dict.fromkeys(("paged_wgmma.cu", "check/products.cu", "check/barriers.cu"), ("sm_90a",))
 
 COLUMNS = ("registers", "stack", "spill_stores", "spill_loads", "static_smem", "dynamic_smem")
 

@@ -7,7 +7,8 @@
     supervisor    a part in a process of its own, with a budget; what it found so far is kept whatever becomes of it
     report        the JSON file and the table
     part          what runs in such a process: one of the modules below, each with `findings(bench)`
-      compilation, trials, instructions (accumulation), timing, peers
+      compilation, trials, instructions (accumulation), timing, peers,
+      products (wgmma, accumulation) and barriers, both for sm_90a alone
 
 A finding is a dict: "name", "ok" (True, False: something differs, None: nothing was to be judged), and its figures.
 """

@@ -36,6 +36,8 @@ PARTS: Mapping[str, tuple[str, float]] = {
     "instructions": ("mla_oracle.gpu.check.instructions", 50),
     "timing": ("mla_oracle.gpu.check.timing", 110),
     "peers": ("mla_oracle.gpu.check.peers", 50),
+    "products": ("mla_oracle.gpu.check.products", 15),
+    "barriers": ("mla_oracle.gpu.check.barriers", 15),  # the one that may hang where a machine differs
 }
 SECONDS = 340
 PACKAGES = ("mla-oracle", "numpy", "cuda-bindings", "torch", "triton", "flashinfer-python", "flash-mla")

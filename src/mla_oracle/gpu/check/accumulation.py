@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How mma.sync m16n8k16 adds, found out by products made for it.
+"""How mma.sync m16n8k16 and wgmma m64n8k16 add, found out by products made for it.
 
     whole numbers       every sum is exact, so that every element must be right, bit for bit
     bound               random products: within what the kernels' bounds take, 18 cuts of 2^-23 of all that is added
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,36 +29,53 @@ SMALL = 2.0**-20  # beside LARGE it is lost in any accumulator
 LARGE = 2.0**30
 
 
-def findings(machine: Machine, reference: Machine) -> Iterator[Finding]:
+# d [T, 16, 8] f32 = c + a b of (machine, dtype, a [T, 16, 16], b [T, 16, 8], c [T, 16, 8]).
+Multiply = Callable[[Machine, str, Array, Array, Array], Array]
+
+
+def findings(machine: Machine, reference: Machine, instruction: str, multiply: Multiply) -> Iterator[Finding]:
     for dtype in ("f16", "bf16"):
-        name = f"mma.m16n8k16.{dtype}"
-        yield whole_numbers(machine, dtype, f"{name} whole numbers")
-        yield random_products(machine, reference, dtype, f"{name} bound")
-        yield {"name": f"{name} last bits", "ok": None, **last_bits(machine, dtype)}
-        yield {"name": f"{name} order", "ok": None, **order(machine, dtype)}
-        yield {"name": f"{name} model", "ok": None, **model(machine, dtype)}
+        name = f"{instruction}.{dtype}"
+        yield whole_numbers(multiply, machine, dtype, f"{name} whole numbers")
+        yield random_products(multiply, machine, reference, dtype, f"{name} bound")
+        yield {"name": f"{name} last bits", "ok": None, **last_bits(multiply, machine, dtype)}
+        yield {"name": f"{name} order", "ok": None, **order(multiply, machine, dtype)}
+        yield {"name": f"{name} model", "ok": None, **model(multiply, machine, dtype)}
 
 
-def multiply(machine: Machine, dtype: str, a: Array, b: Array, c: Array) -> Array:
-    """d [T, 16, 8] f32 = c + a b of a [T, 16, 16], b [T, 16, 8] and c [T, 16, 8], a product to a warp.
+def multiply_warp(machine: Machine, dtype: str, a: Array, b: Array, c: Array) -> Array:
+    """A Multiply of mma, a product to a warp.
 
-    PTX ISA, "Warp-level matrix instructions": lane 4 g + t holds of a the pairs at column 2t and 2t + 8 of rows g and
-    g + 8, of b those at rows 2t and 2t + 8 of column g, of c and d those at column 2t of rows g and g + 8.
+    PTX ISA, "Warp-level matrix instructions": lane 4 g + t holds of b the pairs at rows 2t and 2t + 8 of column g.
     """
     T = len(a)
-    stored = dtypes.dtype(dtype)
-    a = np.ascontiguousarray(a.astype(stored)).view(np.uint32).reshape(T, 2, 8, 2, 4).transpose(0, 2, 4, 3, 1)
-    b = np.ascontiguousarray(b.astype(stored).transpose(0, 2, 1)).view(np.uint32).reshape(T, 8, 2, 4)
+    b = np.ascontiguousarray(b.astype(dtypes.dtype(dtype)).transpose(0, 2, 1)).view(np.uint32).reshape(T, 8, 2, 4)
     b = np.concatenate([b.transpose(0, 1, 3, 2), np.zeros((T, 8, 4, 2), np.uint32)], axis=3)
-    c = np.ascontiguousarray(c, np.float32).view(np.uint32).reshape(T, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4)
-    d = machine.empty((T, 8, 4, 2, 2), np.uint32)
-    words = [machine.upload(np.ascontiguousarray(x).reshape(T, 32, 4)) for x in (a, b, c)]
+    d = machine.empty((T, 32, 4), np.uint32)
+    words = [machine.upload(x) for x in (factor_words(a, dtype), b.reshape(T, 32, 4), sum_words(c))]
     machine.launch(machine.kernel(FILE, f"mma_m16n8k16_{dtype}"), (T, 1, 1), (32, 1, 1), 0, *words, d)
-    whole = machine.download(d).transpose(0, 3, 1, 2, 4)
-    return np.ascontiguousarray(whole).reshape(T, 16, 8).view(np.float32)
+    return sums(machine.download(d))
 
 
-def dot(machine: Machine, dtype: str, c: Any, pairs: Any) -> Array:
+def factor_words(a: Array, dtype: str) -> Array:
+    """[T, 32, 4] u32 of a [T, 16, 16]: lane 4 g + t has the pairs at column 2t and 2t + 8 of rows g and g + 8."""
+    words = np.ascontiguousarray(a.astype(dtypes.dtype(dtype))).view(np.uint32).reshape(-1, 2, 8, 2, 4)
+    return np.ascontiguousarray(words.transpose(0, 2, 4, 3, 1)).reshape(-1, 32, 4)
+
+
+def sum_words(c: Array) -> Array:
+    """[T, 32, 4] u32 of c [T, 16, 8]: lane 4 g + t has the pairs at column 2t of rows g and g + 8."""
+    words = np.ascontiguousarray(c, np.float32).view(np.uint32).reshape(-1, 2, 8, 4, 2)
+    return np.ascontiguousarray(words.transpose(0, 2, 3, 1, 4)).reshape(-1, 32, 4)
+
+
+def sums(words: Array) -> Array:
+    """The d [T, 16, 8] f32 whose `sum_words` these are."""
+    whole = words.reshape(-1, 8, 4, 2, 2).transpose(0, 3, 1, 2, 4)
+    return np.ascontiguousarray(whole).reshape(-1, 16, 8).view(np.float32)
+
+
+def dot(multiply: Multiply, machine: Machine, dtype: str, c: Any, pairs: Any) -> Array:
     """[T] f32: c [T] plus the products of pairs [T, 16, 2], each alone in its product."""
     pairs = np.asarray(pairs, np.float64)
     a, b = np.zeros((len(pairs), 16, K)), np.zeros((len(pairs), K, 8))
@@ -68,7 +85,7 @@ def dot(machine: Machine, dtype: str, c: Any, pairs: Any) -> Array:
     return multiply(machine, dtype, a, b, first)[:, 0, 0]
 
 
-def whole_numbers(machine: Machine, dtype: str, name: str) -> Finding:
+def whole_numbers(multiply: Multiply, machine: Machine, dtype: str, name: str) -> Finding:
     rng = np.random.default_rng(0)
     a, b = rng.integers(-128, 128, (64, 16, K)), rng.integers(-128, 128, (64, K, 8))
     c = rng.integers(-(1 << 20), 1 << 20, (64, 16, 8)).astype(np.float32)
@@ -87,7 +104,9 @@ def samples(dtype: str, T: int = 32) -> tuple[Array, Array, Array]:
     return a, b, c.astype(np.float32).astype(np.float64)
 
 
-def random_products(machine: Machine, reference: Machine, dtype: str, name: str) -> Finding:
+def random_products(
+    multiply: Multiply, machine: Machine, reference: Machine, dtype: str, name: str
+) -> Finding:
     """Errors in units of 2^-23 of what is added, and how far from the interpreter's fused additions in turn."""
     a, b, c = samples(dtype)
     got, model = (multiply(where, dtype, a, b, c).astype(np.float64) for where in (machine, reference))
@@ -108,13 +127,13 @@ def random_products(machine: Machine, reference: Machine, dtype: str, name: str)
     }
 
 
-def last_bits(machine: Machine, dtype: str) -> dict[str, Any]:
+def last_bits(multiply: Multiply, machine: Machine, dtype: str) -> dict[str, Any]:
     """`rounding` of a sum, the further bits that an addend keeps beyond the 24 of the largest one, and the edges."""
     # All, half and three quarters of the last bit of 1.
     unit, half, quarters = (2.0**-11, 2.0**-12), (2.0**-11, 2.0**-13), (1.5 * 2.0**-11, 2.0**-13)
 
     def total(c: float, *pairs: tuple[float, float]) -> Any:
-        return dot(machine, dtype, [c], [[*pairs, *[(0.0, 0.0)] * (K - len(pairs))]])[0]
+        return dot(multiply, machine, dtype, [c], [[*pairs, *[(0.0, 0.0)] * (K - len(pairs))]])[0]
 
     # 1 and 3/4 of its last bit, and -1 likewise.
     up, down = bool(total(1, quarters) > 1), bool(total(-1, (-quarters[0], quarters[1])) < -1)
@@ -139,7 +158,7 @@ def last_bits(machine: Machine, dtype: str) -> dict[str, Any]:
     }
 
 
-def order(machine: Machine, dtype: str) -> dict[str, Any]:
+def order(multiply: Multiply, machine: Machine, dtype: str) -> dict[str, Any]:
     """The block width w at which products are added together, blocks in ascending order, c with the first; or None.
 
     Products i and j are LARGE and -LARGE, the rest are SMALL: in such an order the blocks after the later one of both
@@ -155,7 +174,7 @@ def order(machine: Machine, dtype: str) -> dict[str, Any]:
             c[index] = LARGE
         else:
             pairs[index, i] = large
-    counts = dot(machine, dtype, c, pairs).astype(np.float64) / SMALL
+    counts = dot(multiply, machine, dtype, c, pairs).astype(np.float64) / SMALL
     for width in (1, 2, 4, 8, 16):
         if all(count == K - width * (j // width + 1) for (_, j), count in zip(cases, counts, strict=True)):
             return {"told": f"{width} products are added at once", "block_width": width}
@@ -163,7 +182,7 @@ def order(machine: Machine, dtype: str) -> dict[str, Any]:
     return {"told": "no width of blocks explains it", "block_width": None, "outliving": outliving}
 
 
-def model(machine: Machine, dtype: str) -> dict[str, Any]:
+def model(multiply: Multiply, machine: Machine, dtype: str) -> dict[str, Any]:
     """The three models that give the most elements of random products bit for bit, and what share."""
     a, b, c = samples(dtype, 8)
     got = multiply(machine, dtype, a, b, c)

@@ -11,7 +11,7 @@ from mla_oracle.gpu import cache, resources, sources
 from mla_oracle.gpu.check.part import Bench
 from mla_oracle.gpu.check.report import Finding
 
-OURS = ("check/bench.cu", "check/instructions.cu")
+OURS = ("check/bench.cu", "check/instructions.cu", "check/products.cu", "check/barriers.cu")
 
 
 def findings(bench: Bench) -> Iterator[Finding]:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,6 @@ from mla_oracle.gpu.check.report import Finding
 from mla_oracle.gpu.check.table import INSTRUCTIONS, Instruction
 from mla_oracle.gpu.machine import Machine
 
-FILE = "check/instructions.cu"
-BLOCK, WARP = 128, 32
 MANY, FEW = 1 << 16, 1 << 11  # words; 1 << 16 of halves are all of them
 HISTOGRAM = (("0", 0, 0), ("1", 1, 1), ("2", 2, 2), ("3 to 4", 3, 4), ("5 to 16", 5, 16), ("more", 17, 1 << 62))
 DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
@@ -32,13 +30,15 @@ def findings(bench: Bench) -> Iterator[Finding]:
 
     reference = Interpreter(bench.machine.arch)
     yield from conformance(bench.machine, reference, FEW if bench.small else MANY)
-    yield from accumulation.findings(bench.machine, reference)
+    yield from accumulation.findings(bench.machine, reference, "mma.m16n8k16", accumulation.multiply_warp)
 
 
-def conformance(machine: Machine, reference: Machine, n: int) -> Iterator[Finding]:
+def conformance(
+    machine: Machine, reference: Machine, n: int, instructions: Sequence[Instruction] = INSTRUCTIONS
+) -> Iterator[Finding]:
     """A finding for each instruction that the architecture has, on `n` words."""
     architecture = int("".join(filter(str.isdigit, machine.arch)))
-    for instruction in INSTRUCTIONS:
+    for instruction in instructions:
         if instruction.arch <= architecture:
             words = instruction.operands(np.random.default_rng(0), n)
             got, expected = (run(where, instruction, words) for where in (machine, reference))
@@ -49,10 +49,9 @@ def run(machine: Machine, instruction: Instruction, words: tuple[Array, ...]) ->
     """The words that the instruction makes of a, b and c [n] u32, n a multiple of a block."""
     n = len(words[0])
     out = machine.empty((n,), np.uint32)
-    block = BLOCK if instruction.words == 1 else WARP
-    kernel = machine.kernel(FILE, instruction.name)
-    grid = (n // (block * instruction.words), 1, 1)
-    machine.launch(kernel, grid, (block, 1, 1), 0, *map(machine.upload, words), out)
+    kernel = machine.kernel(instruction.file, instruction.name)
+    grid = (n // (instruction.threads * instruction.words), 1, 1)
+    machine.launch(kernel, grid, (instruction.threads, 1, 1), 0, *map(machine.upload, words), out)
     return machine.download(out)
 
 
@@ -63,7 +62,7 @@ def compare(instruction: Instruction, words: tuple[Array, ...], got: Array, expe
     parts = [_parts(instruction.result, bits) for bits in (got, expected)]
     differ = (parts[0] != parts[1]) & ~both_nan
     finding: Finding = {
-        "name": instruction.name.replace("_", "."),
+        "name": str(instruction),
         "ok": not differ.any(),
         "n": int(differ.size),
         "differ": int(differ.sum()),

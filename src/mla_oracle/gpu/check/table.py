@@ -17,12 +17,13 @@ from mla_oracle.gpu.check.operands import Operands
 
 # (operands a and b, the interpreter's result), all f64 -> how far another result may be, inf where nothing is promised.
 Allowed = Callable[[Array, Array, Array], Array]
+FILE = "check/instructions.cu"
 ULP, LEAST = 2.0**-23, 2.0**-149
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """`result`: the numbers in a word of the result, "" for bits. `words`: of a lane, 4 where a block is a warp."""
+    """`result`: the numbers in a word of the result, "" for bits. `words`: of a lane; `threads`: of a block."""
 
     name: str
     result: str = ""
@@ -30,6 +31,15 @@ class Instruction:
     allowed: Allowed | None = None  # None: bit for bit, whatever the bits of a NaN
     arch: int = 80
     words: int = 1
+    threads: int = 128
+    file: str = FILE
+
+    def __str__(self) -> str:
+        """What the ISA calls it: a kernel has _ for its dots."""
+        text = self.name.replace("_", ".")
+        for word in ("test_wait", "try_wait", "expect_tx"):
+            text = text.replace(word.replace("_", "."), word)
+        return text
 
 
 def _relative(error: float, least: float = 0.0) -> Allowed:
@@ -104,6 +114,6 @@ INSTRUCTIONS = [
     *_exact("vote_sync_ballot_b32 redux_sync_add_u32 redux_sync_min_s32 redux_sync_max_u32", "", operands.any_three),
     *_exact("redux_sync_xor_b32 match_any_sync_b32", "", operands.any_three),
     *_exact("movmatrix_sync_aligned_m8n8_trans_b16", "", operands.any_three),
-    *(Instruction(f"ldmatrix_x{n}{trans}", words=4) for n in (1, 2, 4) for trans in ("", "_trans")),
-    *(Instruction(f"cp_async_{name}", words=4) for name in ("ca_4", "ca_8", "ca_16", "cg_16")),
+    *(Instruction(f"ldmatrix_x{n}{trans}", words=4, threads=32) for n in (1, 2, 4) for trans in ("", "_trans")),
+    *(Instruction(f"cp_async_{name}", words=4, threads=32) for name in ("ca_4", "ca_8", "ca_16", "cg_16")),
 ]
