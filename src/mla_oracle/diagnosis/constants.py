@@ -16,7 +16,7 @@ from ..mutants import Mutant, causal, columns, lengths, tail
 from ..verdict.metrics import of_rows
 from . import made
 from .curves import curves
-from .floors import floors
+from .floors import floors, stale
 from .samples import NAMES, Sample, count, samples
 from .score import WITHIN, Evidence
 from .sources import matches, permutation
@@ -32,6 +32,7 @@ def estimated(evidence: Evidence) -> Iterator[Mutant]:
         yield from _temperature(evidence)
         yield from of_samples(samples(evidence), evidence)
         yield from floors(evidence)
+        yield from stale(evidence)
         yield from factors(evidence)
         yield from moved(evidence)
 

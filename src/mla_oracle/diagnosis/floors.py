@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lengths that are cut to whole tiles, L' = n floor(L / n): the tile n is read off how many keys were counted.
 
-The lse of the last query token says L' of the longest wrong requests; n divides each, and is more than L - L'.
+The lse of the last query token says L' of the longest wrong requests; n divides each, and is more than L - L'. Of an
+lse that is stale beside a right out, L' = n floor((L - 1) / n).
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..mutants import Mutant, lengths
+from ..mutants import Mutant, find, lengths
 from .samples import Sample, count, samples
 from .score import WITHIN, Evidence
+from .variants import tiled
 
 MOST = 4  # tiles that say the same of these requests
 USUAL = 8  # of one length alone, multiples of this
@@ -38,6 +40,21 @@ def floors(evidence: Evidence) -> Iterator[Mutant]:
         yield lengths.whole_tiles(tile)
         if problem.T > 1:
             yield lengths.tail_lost(tile)
+
+
+def stale(evidence: Evidence) -> Iterator[Mutant]:
+    """Tiles before the last of which the lse of a few requests was taken, where out is right."""
+    problem = evidence.suspects.problem
+    if problem is None or bool((evidence.error.get("out", np.ones(1)) > WITHIN).any()):
+        return
+    known = samples(evidence, longest=True)
+    kept = {k.length: _kept(k) for k in known if k.lse is not None}
+    least = max((length - n for length, n in kept.items()), default=0)
+    if not kept or least <= 0:
+        return
+    tiles = (n for n in range(least, max(kept)) if all((length - 1) // n * n == k for length, k in kept.items()))
+    for tile, _ in zip((n for n in tiles if len(kept) > 1 or n % USUAL == 0), range(MOST), strict=False):
+        yield tiled(find("online.lse-stale"), tile)
 
 
 def _kept(k: Sample) -> int:

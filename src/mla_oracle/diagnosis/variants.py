@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..arrays import Array
-from ..mutants import Mutant, Problem, bank, keys, lengths, newest, rope, tail, values, warps
+from ..mutants import Mutant, Problem, bank, columns, keys, lengths, newest, paging, rope, tail, values, warps
 from ..mutants.joins import exact, inverse, powers
 from ..mutants.mutant import Join
 from ..mutants.plan import Joined, Parts, Plan
@@ -26,6 +26,8 @@ TILED = (
     keys.behind, values.behind, values.ahead, tail.pads, tail.pads_of_rows,
     lengths.tile_slack, lengths.whole_tiles, lengths.tail_lost,
 )  # fmt: skip
+PAGES = 34  # entries that may be exchanged with the last one
+PERIODS = (4, 32, 64, 128)
 BASES = (10000.0, 50000.0, 100000.0, 500000.0, 1e6, 8e6, 1e7, 7e4)
 
 
@@ -43,6 +45,12 @@ def variants(problem: Problem | None, cut_again: Sequence[Mutant]) -> Iterator[M
         *(warps.not_joined(what, *sizes) for sizes in WARPS for what in ("sum", "maximum")),
         *(rope.shifted(by, "q") for by in SHIFTS),
         *(rope.base(value, side) for value in BASES for side in ("both", "k")),
+        *(
+            paging.last_swapped(page, zero=zero)
+            for page in range(2, min(paging.widest(problem) - 1, PAGES))
+            for zero in (False, True)
+        ),
+        *(columns.repeated(period) for period in PERIODS),
         *(made_up.value_shifted(by) for by in (*range(2, 17), *range(-16, -1), problem.block, -problem.block)),
         *recut(problem, cut_again),
     ]
@@ -61,7 +69,12 @@ def recut(problem: Problem, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
             sizes = [n for n in SPLIT_KEYS if n < problem.lens.max(initial=0)]
             yield from (_cut(mutant, runs(n), f"splits of {n}", split_keys=n) for n in sizes)
         elif mutant.name.startswith("online."):
-            yield from (_cut(mutant, runs(n), f"tiles of {n}", tile=n) for n in ONLINE_TILES)
+            yield from (tiled(mutant, n) for n in ONLINE_TILES)
+
+
+def tiled(mutant: Mutant, size: int) -> Mutant:
+    """The recurrence over tiles of `size` keys."""
+    return _cut(mutant, runs(size), f"tiles of {size}", tile=size)
 
 
 def nested(problem: Problem | None, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
