@@ -158,6 +158,27 @@ def test_the_command_line_says_which_kernel_ran_and_takes_one_by_name(backend, c
     assert run("rope:geometry=glm-5.2", "--kernel", "mma")[0] == 2
 
 
+def test_the_command_line_runs_the_absorbed_form_on_tensor_cores_end_to_end(backend, capsys, tmp_path):
+    def run(case, *more):
+        code = cli.main(["run", case, "--backend", backend, *more])
+        answer = json.loads(capsys.readouterr().out)
+        return code, answer["kernel"] if code == 0 else answer["error"]["message"]
+
+    sizes = "heads=2,nope=24,rope=16,value=8,rank=32,queries=2,cached=33"
+    case = f"absorbed:{sizes},dtype=bf16"
+    assert run(case, "-o", str(tmp_path / "r")) == (0, "absorbed_mma_bf16")
+    assert cli.main(["check", case, str(tmp_path / "r")]) == 0
+    capsys.readouterr()
+    assert run(f"absorbed:{sizes},dtype=f16", "--kernel", "mma") == (0, "absorbed_mma_f16")
+    assert run(case, "--kernel", "scalar") == (0, "absorbed_attend_bf16")
+    assert run(f"absorbed:{sizes}") == (0, "absorbed_attend_f32")
+    code, message = run(f"absorbed:{sizes}", "--kernel", "mma")
+    assert code == 3 and message.startswith("kernel 'mma' does not take this problem: q_nope is f32")
+    assert run(case, "--kernel", "wgmma")[0] == 3 and run(case, "--kernel", "fast")[0] == 2
+    assert run(f"naive:{sizes}") == (0, None)
+    assert run(f"naive:{sizes}", "--kernel", "mma") == (2, "kernel is 'mma', expected None for a naive case")
+
+
 def test_the_command_line_runs_the_kernel_of_hopper_where_it_takes_the_problem(backend, capsys):
     if backend == "cuda" and backends.machine(backend).arch != "sm_90a":
         pytest.skip("the device is not of compute capability 9.0")

@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("-o", "--out", metavar="FILE", help="the result file to write")
     run.add_argument("--precision", choices=("f32", "f64"), help="default: f64, the truth; f32 on cuda and ptx")
     run.add_argument("--backend", default="auto", help="auto, strict, fast, cuda or ptx")
-    run.add_argument("--kernel", help="of cuda and ptx, for paged: scalar, mma or wgmma")
+    run.add_argument("--kernel", help="of cuda and ptx, for paged: scalar, mma or wgmma; for absorbed: scalar or mma")
     run.add_argument("--isa", help="of fast: a build that info lists (default: the best)")
     run.add_argument("--threads", type=int, metavar="N", help="of fast and ptx (default: all CPUs)")
     run.add_argument("--out-dtype", metavar="DTYPE", help="round out to f32, f16 or bf16")

@@ -85,21 +85,27 @@ def attend_absorbed(
     backend: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    kernel: str | None = None,
     stream: object = None,
 ) -> Array:
     """The function of `attend_naive`, computed in the latent space: same arguments, same result up to rounding.
 
-    On a GPU the arrays are all f32 or all bf16.
+    `kernel` is of cuda and ptx: "scalar", within the bound of mla_oracle.gpu.dense; "mma", on tensor cores, for arrays
+    all f16 or all bf16 of widths that mla_oracle.gpu.absorbed_mma takes, within its bound, which counts what engines
+    round; None is mma where it takes the problem. On a GPU arrays are all f32 or all bf16, for mma all f16 too.
     """
     arrays = q_nope, q_pe, c_kv, k_pe, w_uk, w_uv
     problem = _check(geometry, arrays, softmax_scale, precision, backend, stream)
     threads = thread_count(threads)
-    used = choose(backend, multiply_adds("absorbed", geometry, *problem.lengths), isa)
+    used = choose(backend, multiply_adds("absorbed", geometry, *problem.lengths), isa, kernel)
     if used in KERNELS:
-        from .gpu import forms
+        from .gpu import absorbed_mma, forms
 
-        on = problem.device or machine(used, precision, threads)
-        forms.fill(forms.attend_absorbed, on, *stored_alike(problem.arrays), problem.scale, outputs=(problem.out,))
+        on = problem.device or machine(used, precision, threads, kernel)
+        attend, inputs = absorbed_mma.attend, problem.arrays
+        if not absorbed_mma.kernel_of(inputs, on.arch, kernel).startswith("absorbed_mma"):
+            attend, inputs = forms.attend_absorbed, stored_alike(inputs)
+        forms.fill(attend, on, *inputs, problem.scale, outputs=(problem.out,))
     elif used == "fast":
         from .fast import absorbed
 

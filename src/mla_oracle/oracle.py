@@ -11,7 +11,7 @@ from . import canonical, dense, paged
 from .append import append_kv
 from .arrays import Array, Axes
 from .backends import KERNELS, choose, machine
-from .cases import AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase, placement
+from .cases import AbsorbedCase, AppendCase, Case, DenseCase, MergeCase, PagedCase, RopeCase, placement
 from .checks import WIDE_FLOATS
 from .errors import InputError
 from .geometry import Geometry, Yarn
@@ -39,19 +39,20 @@ def expected(
 ) -> dict[str, Array]:
     """The results of `case` by name: out, and lse where the form has one; the written kv_cache of an append case.
 
-    `kernel` is decode_paged's, for a paged case; `isa` too, and for the dense forms.
+    `kernel` is decode_paged's and attend_absorbed's, for a case of theirs; `isa` is for paged and the dense forms.
     A sharded paged case has partial_out [S, ...] and partial_lse [S, ...] too, and out is their merge.
     Raises InputError for a case that is not valid; cuda and ptx, UnsupportedError and MissingError too.
     """
     choose(backend, 0, isa, kernel)
-    if kernel is not None and not isinstance(case, PagedCase):
+    if kernel is not None and not isinstance(case, AbsorbedCase | PagedCase):
         raise InputError(f"kernel is {kernel!r}, expected None for a {case.kind} case")
     if isa is not None and not isinstance(case, DenseCase | PagedCase):
         raise InputError(f"isa is {isa!r}, expected None for a {case.kind} case")
     single = backend if backend in KERNELS else "strict"
     match case:
         case DenseCase():
-            return {"out": _dense(case, precision=precision, backend=backend, threads=threads, isa=isa)}
+            of_form = {"kernel": kernel} if isinstance(case, AbsorbedCase) else {}
+            return {"out": _dense(case, precision=precision, backend=backend, threads=threads, isa=isa, **of_form)}
         case PagedCase():
             if case.extensions():
                 how = {"precision": precision, "backend": backend, "threads": threads, "isa": isa, "kernel": kernel}
@@ -113,10 +114,14 @@ def backend_of(case: Case, backend: str = "auto", isa: str | None = None) -> str
 
 
 def kernel_of(case: Case, backend: str, kernel: str | None = None) -> str | None:
-    """The CUDA kernel that attends in `expected` of a paged case on cuda or ptx: "paged_mma_bf16"; else None."""
-    if backend not in KERNELS or not isinstance(case, PagedCase):
+    """Who attends in `expected` of a paged or absorbed case on cuda or ptx: "paged_mma_bf16"; else None."""
+    if backend not in KERNELS or not isinstance(case, AbsorbedCase | PagedCase):
         return None
     arch = machine(backend, kernel=kernel).arch
+    if isinstance(case, AbsorbedCase):
+        from .gpu import absorbed_mma
+
+        return absorbed_mma.kernel_of(tuple(getattr(case, name) for name in DENSE_AXES), arch, kernel)
     if case.extensions():
         from .gpu import canonical as of_kernels
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from mla_oracle import dtypes
+from mla_oracle.arrays import Array
+from mla_oracle.checks import choice
 from mla_oracle.errors import InputError, UnsupportedError
-from mla_oracle.gpu import paged
+from mla_oracle.gpu import paged, paged_mma
 from mla_oracle.gpu.layout import few, name_of, packed, put, strides
 from mla_oracle.gpu.machine import Buffer, Machine
 
@@ -20,6 +22,46 @@ FILE = "absorbed_mma.cu"
 ROWS, COLUMNS, THREADS = 64, 64, 128  # of a block, as in FILE
 ALIGNED = 8  # elements of a copy of 16 bytes
 BLOCK = 64  # rows of a page of the cache that `attend` lays out
+NAMES = ("q_nope", "q_pe", "c_kv", "k_pe", "w_uk", "w_uv")
+
+
+def kernel_of(arrays: tuple[Buffer | Array, ...], arch: str, kernel: str | None = None) -> str:
+    """Who attends to these six on `arch`: "absorbed_mma_bf16", `attend` here, or gpu.dense's "absorbed_attend_f32".
+
+    None is tensor cores where they take the problem; numpy arrays stand for their uploads. Raises UnsupportedError for
+    a kernel that was named and does not take it, InputError for no such name.
+    """
+    choice("kernel", kernel or "mma", paged.KERNELS)
+    if kernel == "wgmma":
+        raise UnsupportedError("kernel 'wgmma' does not take this problem: it is the paged form's alone")
+    if kernel != "scalar":
+        reason = refusal(arrays, arch)
+        if reason is None:
+            return f"absorbed_mma_{dtypes.name_of(arrays[0].dtype)}"
+        if kernel:
+            raise UnsupportedError(f"kernel 'mma' does not take this problem: {reason}")
+    alike = all(dtypes.name_of(array.dtype) == "bf16" for array in arrays)
+    return f"absorbed_attend_{'bf16' if alike else 'f32'}"
+
+
+def refusal(arrays: tuple[Buffer | Array, ...], arch: str) -> str | None:
+    """Why `attend` does not take these six on `arch`, or None. Numpy arrays stand for their uploads."""
+    first = dtypes.name_of(arrays[0].dtype)
+    for name, array in zip(NAMES, arrays, strict=True):
+        if (stored := dtypes.name_of(array.dtype)) not in FLOATS or stored != first:
+            beside = "" if name == "q_nope" else f" and {name} {stored}"
+            return f"q_nope is {first}{beside}, expected all f16 or all bf16"
+    q_nope, q_pe, c_kv, _, w_uk, w_uv = arrays
+    L, R, V = c_kv.shape[1], q_pe.shape[2], w_uv.shape[1]
+    for name, size in (("kv_lora_rank", L), ("qk_rope_head_dim", R)):
+        if size % (2 * ALIGNED):
+            return f"{name} is {size}, expected a multiple of {2 * ALIGNED}"
+    if V % 2:
+        return f"v_head_dim is {V}, tensor cores take even ones"
+    if reason := paged_mma.too_wide(L + R, L, arch):
+        return reason
+    copied = {"q_nope": q_nope, "q_pe": q_pe, "w_uk": w_uk, "w_uv": w_uv}
+    return next(filter(None, (_apart(name, array) for name, array in copied.items())), None)
 
 
 def attend(
@@ -35,13 +77,21 @@ def attend(
 ) -> None:
     """Fill `out` [t_q, H, V], f32; the arguments as in gpu.dense.attend_absorbed, all f16 or all bf16.
 
-    With size = max over rows of (|q_nope| . |k_nope| + |q_pe| . |k_pe|) * |scale|, relative and the bound of out being
-    those of gpu.paged on tensor cores for rows of L + R elements, off by at most
+    Rounded to the arrays' dtype, whose unit is u, are the query q = [w_uk^T q_nope | q_pe], the weights of paged decode
+    and o_lat; products are exact and sums f32. With size = max over rows of (|q_nope| . |k_nope| + |q_pe| . |k_pe|) *
+    |scale|, |c| and |w_uv| taken number by number, and `latent` the bound of out in gpu.paged on tensor cores, for rows
+    of L + R elements, the result differs from strict f64's over the same stored numbers by at most
 
-        (|w_uv| . (its bound of o_lat)) + (expm1(2 (u + 1.1 P eps) size) + u + 1.1 L eps) * (|w_uv| . sum p |c| / sum p)
+        shift = (u + 1.1 P eps) size + (2^-25 max |c|_1 |scale| if f16)
+        o_lat = latent + (expm1(2 shift) + u + 1.1 L eps) (sum p |c| / sum p) + (2^-25 if f16)
+        out:    |w_uv| . o_lat
 
-    Scratch: t_q x H x (3 L + R) numbers, and the t_kv rows joined. Raises UnsupportedError for widths or strides that
-    are no multiples of 8 elements (L of 16), InputError for arrays that do not fit one another.
+    shift: of a score, by the query's products, sum and rounding, the 2^-25 where that is below f16's normal numbers;
+    expm1: what weights, and their sum, then are off by; u, 2^-25 and 1.1 L eps: the rounding of o_lat and the sum of
+    its projection. Of f16, q_lat must be finite in it: beyond 65504 its rows are NaN.
+
+    Scratch: t_q x H x (3 L + R) numbers, and the t_kv rows joined. Raises UnsupportedError for a problem with a
+    `refusal`, InputError for arrays that do not fit one another.
     """
     (t_q, H, _), R, (t_kv, L) = q_nope.shape, q_pe.shape[2], c_kv.shape
     stored = name_of("c_kv", c_kv, *FLOATS)
@@ -127,10 +177,20 @@ def _strides(arrays: dict[str, Buffer], dtype: str) -> list[np.int64]:
     found = []
     for name, array in arrays.items():
         outer = strides(name, array, dtype)
-        for what, size in (("a width", array.shape[-1]), *(("a stride", int(stride)) for stride in outer)):
-            if size % ALIGNED:
-                raise UnsupportedError(f"{name} has {what} of {size} elements, tensor cores take multiples of 8")
-        if array.pointer % (2 * ALIGNED):
-            raise UnsupportedError(f"{name} begins at address {array.pointer:#x}, tensor cores take multiples of 16")
+        if reason := _apart(name, array):
+            raise UnsupportedError(reason)
         found += outer
     return found
+
+
+def _apart(name: str, array: Buffer | Array) -> str | None:
+    """Why 16-byte copies cannot follow `array`, or None."""
+    if 0 in array.shape:
+        return None
+    outer = (("a stride", stride // array.dtype.itemsize) for stride in array.strides[:-1])
+    for what, size in (("a width", array.shape[-1]), *outer):
+        if size % ALIGNED:
+            return f"{name} has {what} of {size} elements, tensor cores take multiples of {ALIGNED}"
+    if isinstance(array, Buffer) and array.pointer % (2 * ALIGNED):
+        return f"{name} begins at address {array.pointer:#x}, tensor cores take multiples of {2 * ALIGNED}"
+    return None

@@ -50,14 +50,10 @@ def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str, pack
         return f"q is {query} and kv_cache {stored}, expected both f16 or both bf16"
     if packed > 1 and DS_MLA[0] != D:
         return f"D is {D}, expected {DS_MLA[0]}"
-    for name, size in (("D", D), ("head_dim_v", V)):
-        if size % ALIGNED:
-            return f"{name} is {size}, expected a multiple of {ALIGNED}"
     if q.shape[0] > MANY:
         return f"q has {q.shape[0]} requests, expected at most {MANY}"
-    smem = shared_bytes(D, *tile(arch), packed)
-    if V > WIDEST_VALUE or smem > most_smem(arch):
-        return f"D is {D} and head_dim_v {V}, expected at most {WIDEST_VALUE} and what {most_smem(arch)} bytes hold"
+    if reason := too_wide(D, V, arch, packed):
+        return reason
     for name, buffer in (("q", q), ("kv_cache", kv_cache)):
         places = [(f"has a stride on axis {axis} of", stride) for axis, stride in enumerate(buffer.strides[:-1])]
         if isinstance(buffer, Buffer):
@@ -65,6 +61,16 @@ def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str, pack
         for what, place in places:
             if place % ALIGNED:
                 return f"{name} {what} {place}, expected a multiple of {ALIGNED} bytes"
+    return None
+
+
+def too_wide(D: int, V: int, arch: str, packed: int = 0) -> str | None:
+    """Why the kernel does not take rows of D numbers and values of V on `arch`, or None."""
+    for name, size in (("D", D), ("head_dim_v", V)):
+        if size % ALIGNED:
+            return f"{name} is {size}, expected a multiple of {ALIGNED}"
+    if V > WIDEST_VALUE or shared_bytes(D, *tile(arch), packed) > most_smem(arch):
+        return f"D is {D} and head_dim_v {V}, expected at most {WIDEST_VALUE} and what {most_smem(arch)} bytes hold"
     return None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from mla_oracle import dtypes, generate, oracle
 from mla_oracle.arrays import Array
-from mla_oracle.cases import AbsorbedCase, Case, DenseCase, NaiveCase, PagedCase
+from mla_oracle.cases import AbsorbedCase, Case, NaiveCase, PagedCase
 from mla_oracle.cases.extensions import require_plain
 from mla_oracle.errors import OracleError
 from mla_oracle.gpu import absorbed_mma, forms, paged_wgmma
@@ -70,7 +70,7 @@ OTHERS = (
     "rope:heads=3,rope=64,pairing=neox,base=10000,angles=power",
     "append:rank=150,rope=3", "append:geometry=deepseek-v3,tokens=30",
 )  # fmt: skip
-KINDS = {"naive": ("f32",), "absorbed": ("f32", "bf16")}
+KINDS = {"naive": (None, ("f32",)), "absorbed": ("scalar", ("f32", "bf16"))}  # the kernel, and dtypes
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def trials(small: bool, arch: str) -> list[Trial]:
         chosen += [Trial(f"paged:{SPOILED},dtype={dtype}", kernel, 64, number) for dtype, kernel in kinds]
     chosen += [Trial(f"paged:{ODD},dtype={dtype}", "scalar", 32) for dtype in ("f32", "f16", "bf16")]
     dense = DENSE if small else DENSE + LARGE_DENSE
-    chosen += [Trial(f"{kind}:{shape},dtype={dtype}") for kind in KINDS for dtype in KINDS[kind] for shape in dense]
+    for kind, (kernel, stored) in KINDS.items():
+        chosen += [Trial(f"{kind}:{shape},dtype={dtype}", kernel) for dtype in stored for shape in dense]
     even = EVEN if small else EVEN + LARGE_DENSE
     chosen += [Trial(f"absorbed:{shape},dtype={dtype}", "mma") for dtype in ("f16", "bf16") for shape in even]
     chosen += [Trial(f"{other},dtype={dtype}") for other in OTHERS for dtype in ("f32", "f16", "bf16")]
@@ -160,14 +161,8 @@ def judge(bench: Bench, trial: Trial) -> Finding:
 def run(bench: Bench, case: Case, trial: Trial) -> dict[str, Array]:
     """The results of the case from the machine."""
     require_plain(case, "gpu.check")
-    if isinstance(case, DenseCase) and trial.kernel == "mma":
-        out = np.empty((*case.q_nope.shape[:2], case.w_uv.shape[1]), np.float32)
-        scale = case.softmax_scale or (case.q_nope.shape[2] + case.q_pe.shape[2]) ** -0.5
-        arrays = (getattr(case, name) for name in oracle.DENSE_AXES)
-        forms.fill(absorbed_mma.attend, bench.machine, *arrays, scale, outputs=(out,))
-        return {"out": out}
     if not isinstance(case, PagedCase):
-        return oracle.expected(case, precision="f32", backend=bench.backend)
+        return oracle.expected(case, precision="f32", backend=bench.backend, kernel=trial.kernel)
     q = case.q if case.q.ndim == 4 else case.q[:, None]
     out, lse = np.empty((*q.shape[:3], case.head_dim_v), np.float32), np.empty(q.shape[:3], np.float32)
     forms.fill(
