@@ -130,6 +130,12 @@ def narrow_weights(p):
     return draw
 
 
+def q_scaled(rng, cache):
+    tile, split = _tile(rng), _split(rng)
+    kernel = honest.q_scaled(online(tile, cache, base2=True, split=split, **_tensor_cores(rng)), cache)
+    return f"tiles of {tile}, split {split}", kernel, None
+
+
 def narrow_partials(rng, cache):
     tile = _tile(rng)
     return f"tiles of {tile}, split 4", online(tile, cache, split=4, partials="bf16"), None
@@ -154,6 +160,7 @@ DECLARED = {
     "query=tf32,cache=tf32,p=tf32,score_accumulator=mma,value_accumulator=mma": Declared(("f32",), ("f32",), tf32),
     "p=f16,row_sum=p": Declared(("f32",), ("f32",), narrow_weights("f16")),
     "partials=bf16,splits=4": Declared(EVERY, ("f32", "cache"), narrow_partials),
+    "scaled=q": Declared(HALVES, ("f32", "cache"), q_scaled),
 }
 
 

@@ -130,6 +130,11 @@ def eager(p="f32", scores="f32"):
     return kernel
 
 
+def q_scaled(kernel, query):
+    """`kernel` with q times the scale, in `query`, and scores without a scale."""
+    return lambda q, rows, V, scale: kernel(narrowed(q * scale, query), rows, V, np.float32(1))
+
+
 def online(
     tile, p="f32", *, base2=False, exp=np.exp, split=1, partials="f32", backward=False, lazy=0.0,
     sum_rounded=False, p_scale=1.0, scores=plain, sums=plain,

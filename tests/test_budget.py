@@ -304,6 +304,16 @@ def test_either_dense_form_is_honest_for_either_kind_of_case(naive: bool, dtype:
             assert allowed.units({"out": np.roll(truth["out"], 1, axis=1)}, truth)["out"].min() > 1
 
 
+@pytest.mark.parametrize("kind", ["naive", "absorbed"])
+def test_a_scaled_query_is_honest_in_dense_cases_where_it_is_declared(kind: str) -> None:
+    case = generate(f"{kind}:heads=2,nope=24,rope=8,value=32,rank=64,queries=3,cached=44,dtype=bf16")
+    truth = expected(case)
+    numerics = resolve("scaled=q", case, {"out": "bf16"})
+    allowed, usual = (budget(case, n, truth) for n in (numerics, resolve(None, case, {"out": "bf16"})))
+    assert allowed.units(emulate(case, numerics, np.random.default_rng(3)), truth)["out"].max() <= 1
+    assert (allowed.out_scale > usual.out_scale).mean() > 0.95
+
+
 def test_our_own_dense_forms_stay_inside() -> None:
     for kind, attend in (("naive", attend_naive), ("absorbed", attend_absorbed)):
         case = generate(f"{kind}:geometry=deepseek-v2-lite,queries=2,cached=60,inputs=xorshift,seed=42")

@@ -54,6 +54,19 @@ def test_weights_of_two_numbers_of_bf16_leave_what_both_do_not_hold() -> None:
     assert 0.5 < in_units_of_noise(case_id, f"p=bf16x2,{sums}", "f32")[0] < 0.8
 
 
+@pytest.mark.parametrize("options", ["", ",softcap=50"])
+def test_a_query_that_is_scaled_and_rounded_leaves_its_rounding(options: str) -> None:
+    case_id = f"paged:heads=16,row=72,value=64,lens=900,scale=0.12,dtype=bf16{options}"
+    spec = "scaled=q,p=f32,row_sum=f32,score_accumulator=f32,value_accumulator=f32"
+    of_out, of_lse = in_units_of_noise(case_id, spec, "f32")
+    assert of_out == pytest.approx(1, abs=0.25)
+    assert 0.05 < of_lse < 2
+    # A power of two moves no rounding, and what is left is of sums in f32.
+    exact = case_id.replace("0.12", "0.125")
+    of_out = in_units_of_noise(exact, spec, "f32")[0]
+    assert 0.05 < of_out < 2
+
+
 def test_scores_of_bf16_leave_theirs() -> None:
     case_id = "paged:heads=16,row=72,value=64,lens=900,scale=0.12,dtype=bf16"
     of_out, of_lse = in_units_of_noise(case_id, "scores=bf16,p=f32,row_sum=f32", "f32")

@@ -49,6 +49,16 @@ def test_the_rounding_that_is_not_declared_is_among_those_it_would_pass_with(rou
     assert check(CASE, results, TRUTH, numerics=rounding).passed
 
 
+def test_a_query_that_is_scaled_and_rounded_first_has_to_say_so():
+    case = generate("paged:heads=4,row=80,value=64,scale=0.13,block=16,seed=5,lens=60+133+1,tokens=2,dtype=bf16")
+    results = honest.over_rows(case, honest.q_scaled(honest.online(32, "bf16"), "bf16"), out="bf16")
+    truth = expected(case, precision="f64")
+    assert not check(case, results, truth).passed
+    assert check(case, results, truth, numerics="scaled=q").passed
+    found = diagnose(case, results["out"], results["lse"], separate=False)
+    assert found.summary.startswith("unknown: ") and "would pass with scaled=q" in found.summary
+
+
 def test_an_honest_kernel_stays_unknown_and_its_rounding_is_said():
     results = results_of(*HONEST["p=bf16"])
     found = diagnose(CASE, results["out"], results["lse"], truth=TRUTH, separate=False)

@@ -33,6 +33,7 @@ ROUNDINGS = (
     "query=tf32,cache=tf32,p=tf32",
     "query=bf16,cache=bf16,p=bf16",
     "query=f16,cache=f16,p=f16",
+    "scaled=q",
     "scores=bf16",
     "scores=f16",
     "score_accumulator=mma,value_accumulator=mma",

@@ -174,7 +174,7 @@ def _weights(problem: Problem, numerics: Numerics, inputs: float) -> Weights:
     D = problem.q.shape[1]
     of_sum = math.hypot(inputs, walk(numerics.score_accumulator, D))
     error = np.hypot(_root_sum_of_squares(problem.q, problem.keys) * F32(problem.scale), scaled) * F32(of_sum)
-    twice = math.sqrt(2) * RMS * UNIT[numerics.scores]  # before and after the scale
+    twice = math.sqrt(2 if numerics.scaled == "scores" else 1) * RMS * UNIT[numerics.scores]  # around the scale
     error += F32(twice + 2 * UNIT["f32"]) * np.abs(scaled)
     moved, once = scaled, RMS * UNIT[numerics.scores] + UNIT["f32"]
     if problem.softcap:

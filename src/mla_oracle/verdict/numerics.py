@@ -26,6 +26,7 @@ ROUNDED = ("f32", "bf16x2", "tf32", "bf16", "f16", "e4m3")  # bf16x2: the sum of
 CHOICES: dict[str, tuple[str, ...]] = {
     "query": ROUNDED,
     "cache": ROUNDED,
+    "scaled": ("scores", "q"),
     "score_accumulator": ("f32", "mma", "f16", "mma-f16"),
     "scores": ("f32", "bf16", "f16"),
     "tanh": ("f32", "sigmoid", "approx"),
@@ -46,6 +47,7 @@ class Numerics:
 
     query: str  # the query as it is multiplied
     cache: str  # the latent row as it is multiplied, as key and as value; of a format, what its reader makes of it
+    scaled: str  # what the softmax scale multiplies: scores, or q, which is rounded to `query` once more
     score_accumulator: str  # f32, f16: rounded to nearest, any order; mma: f32 truncated every 16 products; mma-f16
     scores: str  # the scores, before and after they are scaled, and after every step of a softcap and a bias
     tanh: str  # f32, approx: within 2^-22, 2^-11 of itself; sigmoid: within 2^-22 of 1, as 2 sigmoid(2 x) - 1
@@ -106,6 +108,7 @@ def infer(case: Case, results: Mapping[str, str]) -> Numerics:
     return Numerics(
         query=query,
         cache=cache,
+        scaled="scores",
         score_accumulator=sums,
         scores="f32",
         tanh="sigmoid" if isinstance(case, PagedCase) and 0 < (case.softcap or 0) <= SOFTCAP else "f32",

@@ -42,6 +42,7 @@ class Requests:
         self.longest = int(case.seq_lens.max(initial=0))
         self.table = dense_table(case)
         query = coarser(numerics.query, dtypes.name_of(case.q.dtype))
+        query = math.hypot(query, of_scaling(numerics, case.softmax_scale))
         self.of_values = coarser(numerics.cache, dtypes.name_of(case.kv_cache.dtype))
         self.of_products = math.hypot(query, self.of_values)
 
@@ -60,11 +61,11 @@ class Requests:
         n = int(case.seq_lens[request])
         j = np.arange(n)
         keys = as_multiplied(case.kv_cache[self.table[request, j // block], j % block], numerics.cache)
-        rows = as_multiplied(q[request].reshape(T * H, D), numerics.query)
+        rows, scale = scaled(as_multiplied(q[request].reshape(T * H, D), numerics.query), case.softmax_scale, numerics)
         values = finite(keys[:, : case.head_dim_v])
         seen = np.maximum(n - T + 1 + np.arange(T), 0) if case.causal else np.full(T, n)
         visible = np.repeat(seen, H)
-        problem = Problem(rows, keys, values, visible, case.softmax_scale, _owned(case, j))
+        problem = Problem(rows, keys, values, visible, scale, _owned(case, j))
         return Part(problem, case, numerics, self.of_products, self.of_values)
 
 
@@ -98,6 +99,8 @@ class Tokens(Requests):
             self.q, self.scale = self.q * float(case.q_scale), float(case.softmax_scale)
             self.of_query = 0.0 if math.frexp(case.q_scale)[0] == 0.5 else RMS * UNIT[numerics.query]
         self.q = rounded(self.q, numerics.query if numerics.query != stored else "f64")
+        self.of_query = math.hypot(self.of_query, of_scaling(numerics, self.scale))
+        self.q, self.scale = scaled(self.q, self.scale, numerics)
 
     def _read_rules(self) -> None:
         """What rows are rounded to as they are multiplied: `kept` where that is what they are."""
@@ -184,6 +187,18 @@ def _owned(case: PagedCase, tokens: Array) -> list[Array] | None:
     interleaved = case.shard_layout == "interleaved"
     ranks = [tokens[s :: case.shards] if interleaved else tokens[s * size : (s + 1) * size] for s in range(case.shards)]
     return [rank for rank in ranks if len(rank)] or [tokens]
+
+
+def scaled(q: Array, scale: float, numerics: Numerics) -> tuple[Array, float]:
+    """q as it is multiplied, and what is left of the scale for the scores."""
+    if numerics.scaled == "scores":
+        return q, scale
+    return narrow(q * F32(scale), numerics.query), 1.0
+
+
+def of_scaling(numerics: Numerics, scale: float) -> float:
+    """The RMS relative error of a query that is scaled and rounded again; a power of two leaves its mantissa."""
+    return 0.0 if numerics.scaled == "scores" or math.frexp(scale)[0] == 0.5 else RMS * UNIT[numerics.query]
 
 
 def as_multiplied(stored: Array, name: str) -> Array:

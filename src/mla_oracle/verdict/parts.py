@@ -25,7 +25,7 @@ from ..errors import InputError
 from .emulate import Choices, Problem, attend
 from .noise import RMS, UNIT, Noise, coarser, drift, noise, walk
 from .numerics import Numerics
-from .paged_parts import Requests, Tokens, as_multiplied, as_stored, finite
+from .paged_parts import Requests, Tokens, as_multiplied, as_stored, finite, of_scaling, scaled
 from .roundings import accumulate, narrow
 
 F32 = np.float32
@@ -84,7 +84,8 @@ class Head:
         """As of a naive kernel, with the roundings that an absorbed one makes instead beside it."""
         numerics, case = self.numerics, self.case
         L = case.c_kv.shape[1]
-        query = coarser(numerics.query, dtypes.name_of(case.q_nope.dtype))
+        scaling = of_scaling(numerics, self.scale)
+        query = math.hypot(coarser(numerics.query, dtypes.name_of(case.q_nope.dtype)), scaling)
         projected = math.hypot(_relative(numerics.query), _relative(numerics.cache), 0.5 * UNIT["f32"] * math.sqrt(L))
         decompressed = math.hypot(_relative(numerics.cache), 0.5 * UNIT["f32"] * math.sqrt(L))
         found = noise(self.naive, numerics, math.hypot(query, projected), decompressed, out, lse, 1.0)
@@ -125,10 +126,14 @@ class Head:
     def _problem(self, q: Array, keys: Array, values: Array) -> Problem:
         case = self.case
         t_q, t_kv = len(case.q_nope), len(case.c_kv)
-        scale = case.softmax_scale
-        if scale is None:
-            scale = 1 / math.sqrt(case.q_nope.shape[2] + case.q_pe.shape[2])
+        q, scale = scaled(q, self.scale, self.numerics)
         return Problem(q, keys, finite(values), t_kv - t_q + 1 + np.arange(t_q), scale)
+
+    @property
+    def scale(self) -> float:
+        case = self.case
+        width = case.q_nope.shape[2] + case.q_pe.shape[2]
+        return 1 / math.sqrt(width) if case.softmax_scale is None else case.softmax_scale
 
 
 def _scores(problem: Problem) -> Array:
