@@ -44,3 +44,16 @@ def test_weights_over_the_heads_are_named_though_one_head_alone_has_them():
     out = np.where(np.arange(4)[:, None] == 3, wrong["out"], TRUTH["out"]).astype(wrong["out"].dtype)
     best = named({"out": out, "lse": TRUTH["lse"].astype(np.float32)}).classes[0]
     assert (best.family, best.where) == ("softmax axis", "in head 3 only")
+
+
+@pytest.mark.parametrize("lens", ["8+4+72", "8+5+71"])
+@pytest.mark.parametrize("which", [range(3), [2]], ids=["every request", "the last request"])
+def test_what_is_nan_alone_was_not_computed_whatever_may_have_read_it(lens, which):
+    case = generate(f"paged:heads=3,row=20,value=12,scale=0.3,lens={lens},block=4,dtype=bf16")
+    truth = expected(case, precision="f64")
+    lost = np.isin(np.arange(3), which)
+    out = np.where(lost[:, None, None], np.nan, truth["out"]).astype(np.float32)
+    lse = np.where(lost[:, None], np.nan, truth["lse"]).astype(np.float32)
+    found = diagnose(case, out, lse, separate=False)
+    assert found.named and found.classes[0].family == "rows not computed"
+    assert len(found.classes) > 1

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..arrays import Array
-from ..mutants import Mutant, causal, columns, lengths, tail
+from ..mutants import Mutant, Problem, causal, columns, lengths, tail
 from ..verdict.metrics import of_rows
 from . import made
 from .curves import curves
@@ -28,7 +28,7 @@ ROLLED = 16  # rows that a shift of the columns is looked for in
 def estimated(evidence: Evidence) -> Iterator[Mutant]:
     """Mutants with a constant of their own; each is judged like any other."""
     with np.errstate(all="ignore"):
-        yield from _unwritten(evidence)
+        yield from not_computed(evidence)
         yield from _temperature(evidence)
         yield from of_samples(samples(evidence), evidence)
         yield from floors(evidence)
@@ -45,6 +45,12 @@ def of_samples(known: list[Sample], evidence: Evidence) -> Iterator[Mutant]:
         yield from _runs(known)
         yield from _periods(known, evidence)
         yield from _denominator(known)
+
+
+def not_computed(evidence: Evidence) -> Iterator[Mutant]:
+    """Results, or rows of them, that hold one number."""
+    yield from _unwritten(evidence)
+    yield from _held(evidence)
 
 
 def _unwritten(evidence: Evidence) -> Iterator[Mutant]:
@@ -187,6 +193,28 @@ def _shrunk(k: Sample) -> Array | None:
     return lse if cosine.min() > 0.9999 and ratio.max() < 1 else None
 
 
+def _held(evidence: Evidence) -> Iterator[Mutant]:
+    """Wrong rows of out, and their lse, that hold the same number."""
+    problem = evidence.suspects.problem
+    if problem is None or problem.up is not None or evidence.suspects.requests is not None:
+        return
+    if "out" not in evidence.actual:
+        return
+    shape = _shape(problem)
+    bad = (evidence.error["out"] > WITHIN).reshape(shape)
+    rows = evidence.actual["out"].astype(np.float64).reshape(*shape, -1)[bad]
+    if rows.size and np.array_equal(rows, np.full_like(rows, held := rows.flat[0]), equal_nan=True):
+        yield made.rows_held(np.argwhere(bad), float(held) + 0.0, ("out",))
+        if "lse" in evidence.actual:
+            lse = evidence.actual["lse"].astype(np.float64).reshape(shape)[bad]
+            if np.array_equal(lse, np.full_like(lse, held), equal_nan=True):
+                yield made.rows_held(np.argwhere(bad), float(held) + 0.0, ("out", "lse"))
+
+
+def _shape(problem: Problem) -> tuple[int, int, int]:
+    return problem.B, problem.T, problem.H
+
+
 def moved(evidence: Evidence) -> Iterator[Mutant]:
     """Rows that are right ones of another place, as they were found, with their lse or without."""
     problem = evidence.suspects.problem
@@ -194,16 +222,10 @@ def moved(evidence: Evidence) -> Iterator[Mutant]:
         return
     if "out" not in evidence.actual:
         return
-    shape = (problem.B, problem.T, problem.H)
+    shape = _shape(problem)
     g, w = (x.astype(np.float64).reshape(*shape, -1) for x in (evidence.actual["out"], evidence.suspects.truth["out"]))
     found = matches(g, w, (evidence.error["out"] > WITHIN).reshape(shape))
     bad = (evidence.error["out"] > WITHIN).reshape(shape)
-    if bad.any() and np.array_equal(g[bad], np.full_like(g[bad], held := g[bad].flat[0]), equal_nan=True):
-        yield made.rows_held(np.argwhere(bad), float(held) + 0.0, ("out",))
-        if "lse" in evidence.actual:
-            lse = evidence.actual["lse"].astype(np.float64).reshape(shape)[bad]
-            if np.array_equal(lse, np.full_like(lse, held), equal_nan=True):
-                yield made.rows_held(np.argwhere(bad), float(held) + 0.0, ("out", "lse"))
     rows = bad & np.isfinite(g).all(-1) & np.isfinite(w).all(-1)
     if rows.any():
         few, right = g[rows][:ROLLED], w[rows][:ROLLED]

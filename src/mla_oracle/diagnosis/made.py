@@ -16,6 +16,8 @@ from ..mutants.needs import longer_than, lse, one_key, two_keys, unsharded
 from ..mutants.plan import Part, Plan
 from ..mutants.problem import Results
 
+NOT_COMPUTED = "rows not computed"
+
 
 def temperature(value: float) -> Mutant:
     """Every score times `value`."""
@@ -135,7 +137,7 @@ def rows_held(to: np.ndarray, value: float, names: tuple[str, ...]) -> Mutant:
 
     return Mutant(
         name=f"rows.{'zero' if value == 0 else f'{value:g}'}{'-lse' * (len(names) > 1)}",
-        family="rows not computed",
+        family=NOT_COMPUTED,
         formula=f"{' = '.join('o' if name == 'out' else name for name in names)} = {value:g} in {len(to)} rows",
         conditions=(one_key,),
         finish=finish,
@@ -223,7 +225,7 @@ def unwritten(values: Mapping[str, float]) -> Mutant:
     said = ", ".join(f"{name} = {value:g}" for name, value in values.items())
     return Mutant(
         name="unwritten." + "-".join(values),
-        family="rows not computed",
+        family=NOT_COMPUTED,
         formula=f"{said} everywhere",
         parameters=dict(values),
         conditions=(one_key,),

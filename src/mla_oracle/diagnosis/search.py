@@ -11,11 +11,13 @@ import numpy as np
 from ..arrays import Array
 from ..cases import PagedCase
 from ..mutants import Mutant
-from .constants import estimated
+from .constants import estimated, not_computed
 from .facts import plural, ranges
 from .fewer import shape_of
+from .made import NOT_COMPUTED
 from .pairs import BASES, PAIRS_WORK, PARTS, on_top, pairs, work
-from .score import Evidence, Fit, ranked
+from .samples import NAMES
+from .score import WITHIN, Evidence, Fit, ranked
 from .variants import nested, variants
 from .writers import found
 
@@ -41,6 +43,9 @@ def search(evidence: Evidence) -> tuple[list[Fit], int]:
         (lambda: nested(evidence.suspects.problem, _recurrences(fits)), _settled),
         (lambda: pairs(evidence, fits), held),
     )
+    lost = nothing_but_nan(evidence)
+    if lost:
+        fits += _fits(evidence, not_computed(evidence))
     for step, enough in steps:
         if enough(fits):
             continue
@@ -57,7 +62,19 @@ def search(evidence: Evidence) -> tuple[list[Fit], int]:
     alone = {fit.mutant.name: fit for fit in fits if " + " not in fit.mutant.name}
     fits = [fit for fit in fits if _is_more(fit, [alone[n] for n in fit.mutant.name.split(" + ") if n in alone])]
     fits = [restricted(evidence, fit) for fit in fits]
-    return ranked([fit for fit in fits if fit.share > 0]), count
+    fits = ranked([fit for fit in fits if fit.share > 0])
+    if lost:  # many wrong reads say the same, and none of them more than this
+        fits.sort(key=lambda fit: fit.mutant.family != NOT_COMPUTED or fit.share < SETTLED)
+    return fits, count
+
+
+def nothing_but_nan(evidence: Evidence) -> bool:
+    """Whether out and the lse of every wrong row are NaN."""
+    wrong = {name: (error > WITHIN) for name, error in evidence.error.items() if name in NAMES}
+    return len(wrong) == len(NAMES) and all(
+        bool(bad.any()) and bool(np.isnan(evidence.actual[name].astype(np.float64)[bad]).all())
+        for name, bad in wrong.items()
+    )
 
 
 def _fits(evidence: Evidence, mutants: Iterable[Mutant]) -> list[Fit]:
