@@ -6,11 +6,11 @@ import pytest
 from buggy import run
 
 from mla_oracle.cases.inputs import generate
-from mla_oracle.diagnosis import diagnose
+from mla_oracle.diagnosis import diagnose, made
 from mla_oracle.diagnosis.measure import Measure
 from mla_oracle.diagnosis.pairs import on_top, orders, pairs
 from mla_oracle.diagnosis.report import evidence_of
-from mla_oracle.mutants import compose, find, lengths
+from mla_oracle.mutants import causal, compose, find, lengths
 from mla_oracle.oracle import expected
 
 CASE = generate("paged:heads=2,row=96,value=64,scale=0.15,lens=65+0+32+131+60,block=16,unread=numbers,dtype=bf16")
@@ -57,3 +57,46 @@ def test_one_order_is_tried_of_two_that_commute():
     tried = names(on_top(wrong, fits, 0))
     assert f"{DROPPED.name} + {ONE_LESS.name}" in tried and f"{ONE_LESS.name} + {DROPPED.name}" not in tried
 
+
+
+SMALL = generate("paged:heads=4,row=80,value=64,scale=0.13,block=16,seed=5,lens=61+40,dtype=bf16")
+SEVERAL = generate("paged:geometry=deepseek-v3,heads=4,lens=200+64+1,tokens=2,dtype=bf16,seed=3")
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "second"),
+    [
+        (SMALL, made.run(17, 18, twice=False), find("lse.base-2")),
+        (SMALL, causal.window(32), made.temperature(0.9)),
+        (SMALL, lengths.at_most(23), made.temperature(1.3)),
+        (SMALL, find("query.heads-swapped"), made.temperature(0.9)),
+        (SEVERAL, find("length.last-of-several"), find("lse.base-2")),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_two_bugs_of_which_one_has_a_constant_are_named_together(case, first, second):
+    actual = run(case, compose(first, second))
+    found = diagnose(case, actual["out"], actual["lse"], separate=False)
+    best = found.classes[0].mutant.name.split(" + ")
+    assert found.named and found.classes[0].share > 0.99
+    assert {name.partition("-")[0] for name in best} == {m.name.partition("-")[0] for m in (first, second)}
+
+
+def test_what_a_large_bug_leaves_is_searched_for_a_smaller_one():
+    actual = run(SEVERAL, compose(find("causal.page-granular"), find("temperature.row-width")))
+    found = diagnose(SEVERAL, actual["out"], actual["lse"], separate=False)
+    best = found.classes[0]
+    assert "temperature.row-width" in best.mutant.name.split(" + ") and "causal." in best.mutant.name
+    assert " still beyond" not in found.summary
+    large = next(c for c in found.classes if c.family == "uniform temperature")
+    assert large.share > 0.9 and large.over > 0.1
+
+
+def test_the_rows_that_a_named_class_leaves_are_counted():
+    actual = run(SEVERAL, find("temperature.row-width"))
+    rng = np.random.default_rng(2)
+    actual["out"][0, 1, 2] += rng.standard_normal(512).astype(actual["out"].dtype)
+    found = diagnose(SEVERAL, actual["out"], actual["lse"], separate=False)
+    assert found.named and found.classes[0].mutant.name == "temperature.row-width"
+    share = 100 * found.classes[0].over
+    assert share > 2 and f", {share:.3g} % of the rows are still beyond their budgets" in found.summary

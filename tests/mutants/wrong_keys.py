@@ -217,7 +217,17 @@ def split_slack(k, b, t, h):
     return [*right(k, b, t, h), *range(k.lens[b], math.ceil(k.lens[b] / 4) * 4)]
 
 
+def count(of):
+    """How many keys token t sees of request b: of(k, b, t, h, right number), at most its length."""
+
+    def number(k, b, t, h):
+        return max(0, min(of(k, b, t, h, Kernel.count(k, b, t, h)), k.lens[b]))
+
+    return {"count": number}
+
+
 LENGTH = {
+    "last-of-several": count(lambda k, b, t, h, n: max(n - 1, min(n, 1))),
     "minus-one": length(lambda k, b, n: n - 1 if n else 0),
     "plus-one": length(lambda k, b, n: n + 1 if n else 0),
     "without-new": length(lambda k, b, n: n - k.T),
@@ -337,15 +347,6 @@ TAIL = {
     "state.zero": joined(lambda k, b, t, h: [(0.0, 1.0, np.zeros(k.V)), state(k, b, t, h, right(k, b, t, h))]),
     "state.carried": joined(lambda k, b, t, h: [state(k, i, t, h, right(k, i, t, h)) for i in range(b + 1)]),
 }
-
-
-def count(of):
-    """How many keys token t sees of request b: of(k, b, t, h, right number), at most its length."""
-
-    def number(k, b, t, h):
-        return max(0, min(of(k, b, t, h, Kernel.count(k, b, t, h)), k.lens[b]))
-
-    return {"count": number}
 
 
 CAUSAL = {

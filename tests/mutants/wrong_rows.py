@@ -96,6 +96,7 @@ QUERY = {
     "head-0": q_of(lambda k, b, t, h: flat(k, b, t, 0)),
     "head-shift": q_of(lambda k, b, t, h: flat(k, b, t, (h + 1) % k.H)),
     "heads-reversed": q_of(lambda k, b, t, h: flat(k, b, t, k.H - 1 - h)),
+    "heads-swapped": q_of(lambda k, b, t, h: flat(k, b, t, h ^ 1 if h ^ 1 < k.H else h)),
     "heads-interleaved": q_of(lambda k, b, t, h: flat(k, b, t, h // 2 if h % 2 == 0 else k.H // 2 + h // 2)),
     "heads-of-other-half": q_of(lambda k, b, t, h: flat(k, b, t, (h + k.H // 2) % k.H)),
     "head-mod-16": q_of(lambda k, b, t, h: flat(k, b, t, h % 16)),

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..mutants import Mutant, compose, find
 from ..mutants.plan import Plan
+from .both import truncated
 from .constants import factors, of_samples
 from .curves import curves
 from .samples import samples
@@ -41,6 +42,7 @@ def pairs(evidence: Evidence, fits: list[Fit]) -> Iterator[Mutant]:
         best += sorted(single, key=lambda fit: -fit.shares.get(name, 0.0))[: PARTS // 2]
     parts = {fit.mutant.name: fit.mutant for fit in best if fit.share > 0.02 or max(fit.shares.values()) > 0.02}
     parts |= {name: find(name) for name in COMMON if evidence.suspects.applies(find(name))}
+    yield from _possible(evidence, truncated(samples(evidence)))
     room = int(max(12, min(400, PAIRS_WORK / work(evidence))))
     for part in list(parts.values())[: max(4, room // 8)]:
         constants = (*curves(samples(evidence, part)), *factors(evidence, part))

@@ -22,7 +22,7 @@ from .facts import Fact, localise
 from .fewer import of_requests, starts_of
 from .measure import Measure
 from .score import Evidence, Fit
-from .search import LEAST, search
+from .search import EXACT, LEAST, search
 from .suspects import Suspects, choose_requests
 from .undeclared import undeclared
 
@@ -42,6 +42,7 @@ class Suspicion:
     rivals: tuple[str, ...] = ()  # mutants of other classes that give the same on this case
     variants: tuple[str, ...] = ()  # mutants of the class that do
     constants: Mapping[str, Any] = field(default_factory=dict)  # the parameters of the mutant, and its temperature
+    over: float = 0.0  # share of the rows that it leaves beyond their budgets
     apart: Mapping[str, str] = field(default_factory=dict)  # rival -> id of a case that tells it from the mutant
 
     @property
@@ -60,6 +61,7 @@ class Suspicion:
             "references": list(self.mutant.references),
             "share": _short(self.share),
             "distance": _short(self.distance),
+            "over": _short(self.over),
             "where": self.where,
             "rivals": list(self.rivals),
             "variants": list(self.variants),
@@ -191,9 +193,8 @@ def classified(evidence: Evidence, fits: list[Fit]) -> list[Suspicion]:
         rivals = dict.fromkeys(m.name for m in same if m.family != family)
         own = [m.name for m in same if m.family == family]
         constants = {**fit.mutant.parameters, **_temperature(evidence, fit.mutant)}
-        classes.append(
-            Suspicion(family, fit.mutant, fit.share, fit.distance, fit.where, tuple(rivals), tuple(own), constants)
-        )
+        names = tuple(rivals), tuple(own)
+        classes.append(Suspicion(family, fit.mutant, fit.share, fit.distance, fit.where, *names, constants, fit.over))
     return classes
 
 
@@ -215,7 +216,10 @@ def summary(classes: list[Suspicion], named: bool) -> str:
         said = f"the nearest, {best.family} ({best.mutant.name}), explains {_percent(best.share)} of the error"
         return f"unknown: {said}, less than {_percent(LEAST)}"
     rivals = f"; on this case the same as {', '.join(best.rivals[:3])}" if best.rivals else ""
-    return f"suspected: {best.text}, explains {_percent(best.share)} of the error{rivals}"
+    left = ""
+    if best.over and best.distance > EXACT:
+        left = f", {_percent(best.over)} of the rows are still beyond their budgets"
+    return f"suspected: {best.text}, explains {_percent(best.share)} of the error{left}{rivals}"
 
 
 def _percent(share: float) -> str:

@@ -57,6 +57,7 @@ def samples(evidence: Evidence, mutant: Mutant | None = None, *, longest: bool =
         values, _ = rows.read(state.plan.address(state.plan, state.plan.lanes))
         with np.errstate(all="ignore"):
             lse, out = (_given(evidence, name, i, pick, len(requests)) for name in ("lse", "out"))
+            unit = problem.unit if mutant is None else _unit(state, problem.unit)
             right = log_sum(s)
         found.append(
             Sample(
@@ -65,7 +66,7 @@ def samples(evidence: Evidence, mutant: Mutant | None = None, *, longest: bool =
                 s,
                 (s > -np.inf).sum(-1),
                 values[:, : problem.V] if state.plan.value_columns is None else values[:, state.plan.value_columns],
-                None if lse is None else lse / problem.unit,
+                None if lse is None else lse / unit,
                 right,
                 out,
                 _rope_part(state, pick) if mutant is None else None,
@@ -81,6 +82,15 @@ def _rope_part(state: State, pick: Array) -> Array | None:
         return None
     rope: Array = state.rope.reshape(-1, state.rope.shape[-1])[pick] * state.plan.scale
     return rope
+
+
+def _unit(state: State, usual: float) -> float:
+    """The unit that a mutant stores the lse in, where that is one number."""
+    natural = log_sum(state.s.reshape(-1, state.s.shape[-1]))
+    known = np.isfinite(natural) & (np.abs(natural) > 0.1)
+    unit = state.lse.ravel()[known] / natural[known]
+    one = unit.size > 0 and unit.min() > 0 and np.ptp(unit) < 1e-9 * unit.max()
+    return float(unit[0]) if one else usual
 
 
 def _given(evidence: Evidence, name: str, i: int, pick: Array, requests: int) -> Array | None:

@@ -39,6 +39,13 @@ class Fit:
     absent: Mapping[str, Array] = field(default_factory=dict)  # [*rows] wrong by the mutant, right in fact
     sums: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # explained, judged, squares, compared
     where: str = ""  # the rows it holds in, where not in all
+    beyond: Mapping[str, Array] = field(default_factory=dict)  # [*rows] not within the mutant's budget
+
+    @property
+    def over(self) -> float:
+        """The share of rows that it leaves beyond their budgets."""
+        left = [np.where(self.absent[n], False, b) if self.where else b for n, b in self.beyond.items()]
+        return float(np.concatenate(left).mean()) if left else 0.0
 
 
 class Evidence:
@@ -82,13 +89,13 @@ class Evidence:
         ]
 
     def _fit(self, mutant: Mutant, parts: list[tuple[str, Array, Array, Array]]) -> Fit:
-        shares, absent = {}, {}
+        shares, absent, beyond = {}, {}, {}
         total = judged = squares = count = over_wrong = wrong = 0.0
         for name, raw, mine, error in parts:
             bad = error > WITHIN
             rows = bad | (mine > PREDICTED)
             score = scores(error, raw, mine)
-            absent[name] = rows & ~bad
+            absent[name], beyond[name] = rows & ~bad, mine > WITHIN
             explained, number = float(score.sum()), int(rows.sum())
             shares[name] = explained / number if number else 1.0
             total += explained
@@ -105,6 +112,7 @@ class Evidence:
             over_wrong / wrong if wrong else 0.0,
             absent,
             (total, judged, squares, count),
+            beyond=beyond,
         )
 
     def distance(self, mutant: Mutant, absent: Mapping[str, Array]) -> float:

@@ -36,12 +36,16 @@ def search(evidence: Evidence) -> tuple[list[Fit], int]:
         some = (restricted(evidence, fit) for fit in fits)
         return _settled(fits) or any(fit.where and fit.share >= SETTLED - RESTRICTION for fit in some)
 
+    def whole(fits: list[Fit]) -> bool:
+        """Whether nothing is left that a second bug may explain."""
+        return _exact(fits) or (held(fits) and not _settled(fits))
+
     steps: tuple[tuple[Callable[[], Iterable[Mutant]], Callable[[list[Fit]], bool]], ...] = (
         (lambda: found(evidence), _exact),
         (lambda: estimated(evidence), _exact),
         (lambda: variants(evidence.suspects.problem, _cut_again(evidence, fits)), _settled),
         (lambda: nested(evidence.suspects.problem, _recurrences(fits)), _settled),
-        (lambda: pairs(evidence, fits), held),
+        (lambda: pairs(evidence, fits), whole),
     )
     lost = nothing_but_nan(evidence)
     if lost:
@@ -53,7 +57,7 @@ def search(evidence: Evidence) -> tuple[list[Fit], int]:
     count = len(fits)
     single = list(fits)
     for turn in range(BASES):
-        if held(fits):
+        if whole(fits) or (turn and held(fits)):
             break
         # So many are tried that only what explains everything counts.
         tried = _fits(evidence, _new(on_top(evidence, single, turn), fits))

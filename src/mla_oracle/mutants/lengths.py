@@ -132,7 +132,20 @@ def _slack(problem: Problem, plan: Plan) -> Plan:
 
 SPLITS = 4
 uneven = Need("a length that is no multiple of 4", lambda p: bool(np.any((p.lens > 1) & (p.lens % SPLITS))))
+def _last_of_several(problem: Problem, plan: Plan) -> Plan:
+    """A row that sees one key keeps it."""
+    sees = plan.sees
+    return replace(plan, sees=lambda own: sees(own) & (own.lanes < np.maximum(bound(own) - 1, 1)[:, None])[:, None])
+
+
 MUTANTS = (
+    Mutant(
+        name="length.last-of-several",
+        family="length off by one",
+        formula="a row that sees n keys counts max(n - 1, 1)",
+        conditions=(two_keys,),
+        edit=_last_of_several,
+    ),
     shift(-1),
     shift(1),
     _mutant(

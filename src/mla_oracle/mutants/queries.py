@@ -190,6 +190,14 @@ MUTANTS = (
         edit=rows(lambda p, b, t, h: _flat(p, b, t, p.H - 1 - h)),
     ),
     query_mutant(
+        "heads-swapped",
+        "q of head h xor 1, of the last of an odd number its own",
+        "",
+        two_heads,
+        one_key,
+        edit=rows(lambda p, b, t, h: _flat(p, b, t, np.where(h ^ 1 < p.H, h ^ 1, h))),
+    ),
+    query_mutant(
         "heads-interleaved",
         "q of head h / 2 + (h mod 2) H / 2, two groups of heads dealt out in turn",
         "",
