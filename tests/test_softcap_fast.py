@@ -170,7 +170,8 @@ def test_a_bias_of_zeros_is_none(build):
     plain = canonical.attend(dataclasses.replace(case, window_left=90), precision="f32", backend="fast", isa=build)
     none = dataclasses.replace(case, bias=np.zeros((3, 2, 5, 70), np.float32))
     problem = canonical.checked(none, "f32")
-    assert listed_bias(problem, slice(0, 5), listed.rows_of(problem, 0).keys) is None
+    (rows,) = listed.rows_of(problem, 0)
+    assert listed_bias(problem, slice(0, 5), rows.keys) is None
     assert canonical.attend(none, precision="f32", backend="fast", isa=build).out.tobytes() == plain.out.tobytes()
 
 

@@ -211,8 +211,8 @@ def test_every_misreading_of_a_format_is_rejected(how, name):
     assert not verdict.passed, verdict.reason
 
 
-def test_all_twenty_two_misreadings_are_among_them():
-    assert {how for name in formats.NAMES for how in misreadings(name)} == set(KINDS) and len(KINDS) == 22
+def test_every_misreading_is_among_them():
+    assert {how for name in formats.NAMES for how in misreadings(name)} == set(KINDS)
 
 
 @pytest.mark.parametrize(
