@@ -2,6 +2,7 @@
 """Suites are chosen by what they see: folders, coverage, the pytest parametrisation."""
 
 import json
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -9,13 +10,15 @@ import pytest
 from mla_oracle.cases.inputs import generate
 from mla_oracle.cases.recipes import parse_id
 from mla_oracle.cli import main
-from mla_oracle.diagnosis.discrimination import SURE, discrimination
+from mla_oracle.diagnosis import made
+from mla_oracle.diagnosis.discrimination import SURE, discrimination, largest
 from mla_oracle.files.exchange import load_case
 from mla_oracle.mutants import find, temperature
 from mla_oracle.suites import choose, probes
 
 pytest_plugins = ["pytester"]
 
+choose_module = import_module("mla_oracle.suites.choose")
 SIZES = "heads=3,row=20,value=12,scale=0.3,dtype=f32"
 
 
@@ -127,3 +130,26 @@ def test_a_suite_is_a_parametrisation(pytester, tmp_path):
     missing = pytester.runpytest_subprocess()
     assert missing.ret != 0
     missing.stdout.fnmatch_lines(["*expected --mla-suite with a folder or a geometry*"])
+
+
+def test_what_some_heads_show_is_seen_and_what_they_do_not_is_looked_for_in_all(monkeypatch):
+    ids = [f"paged:heads=24,row=20,value=12,scale=0.3,lens=9+{n}" for n in (5, 70)]
+    asked = [find(name) for name in ("temperature.half", "query.tail-heads", "lse.base-2")]
+    of_head_1 = made.rows_held(np.array([[0, 0, 1]]), 0.0, ("out",))
+    measured = []
+    monkeypatch.setattr(choose_module, "largest", lambda *given: measured.append(given[2].name) or largest(*given))
+    few = choose(ids, mutants=[*asked, of_head_1])
+    assert set(measured) == {of_head_1.name}
+    assert few.unseen == [] and len(few.seen[ids[0]]) == 4
+    monkeypatch.setattr(choose_module, "HEADS", 1 << 10)
+    assert choose(ids, mutants=[*asked, of_head_1]) == few
+
+
+def test_it_is_said_how_far_the_choice_is(monkeypatch):
+    monkeypatch.setattr(choose_module, "SILENT", 0.0)
+    ids = [f"paged:{SIZES},lens=5+9", f"paged:{SIZES},lens=4+9,tokens=2"]
+    said = []
+    choose(ids, mutants=[find(name) for name in ("temperature.half", "causal.none")], progress=said.append)
+    assert said[0] == "2 candidates, 2 mutants"
+    assert "2 of 2 candidates looked at" in said
+    assert f"{ids[0]}: 1 of 2 mutants" in said
