@@ -8,8 +8,9 @@
 //   weights   P = 2^(score - m), rounded to the cache's dtype, in shared memory
 //   values    warps side by side over the columns: P V, V the same tile, turned round by ldmatrix
 //
-// D, V, ROWS and KEYS are given by the compiler's command line: D and V multiples of 16, rows 16-byte aligned. So are
-// PACKED, how a row is stored, and LISTED: the keys of a request are a list of rows (keys.cu), not pages of a table.
+// D, V, ROWS and KEYS are given by the compiler's command line: D and V multiples of 16, rows 16-byte aligned; the tile
+// is the largest that fits of 64 rows and 64 keys, 64 and 32, 32 and 32, 16 and 32. So are PACKED, how a row is stored,
+// and LISTED: the keys of a request are a list of rows (keys.cu), not pages of a table.
 //
 // What it takes at D = 576 and V = 512, by arithmetic and not by measurement. Of each key a block reads 2 D bytes and
 // computes 2 ROWS (D + V) operations, which is the least if T x H is a multiple of ROWS; groups of rows of a request
@@ -303,6 +304,7 @@ __device__ inline void decode(const Problem<Stored> &p) {
             p.partial_max[state + (long long)row * gridDim.y] = m[i][half] / LOG2E;
             p.partial_sum[state + (long long)row * gridDim.y] = sum;
         }
+    #pragma unroll                  // or the accumulators, which it indexes, would not be in registers
     for (int i = 0; i < ROWS / 16; i++)
         for (int half = 0; half < 2; half++) {
             int row = 16 * i + 8 * half + lane / 4;

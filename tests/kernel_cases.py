@@ -13,12 +13,14 @@ from fast_cases import strict64
 
 from mla_oracle import backends
 from mla_oracle.errors import MissingError
-from mla_oracle.gpu import forms
+from mla_oracle.gpu import forms, paged_mma
 from mla_oracle.gpu.machine import Buffer
 from mla_oracle.ptx import Interpreter
 
 BACKENDS = ("ptx", "cuda")
 ARCHS = ("sm_80", "sm_90", "sm_100")  # what the interpreter runs, from two code generators of NVRTC
+# The tile that tests of the tensor-core kernel give an architecture, so that small problems are run with each of them.
+TILE_OF = {"ptx sm_80": (64, 32), "ptx sm_86": (16, 32), "ptx sm_90": (64, 64), "ptx sm_100": (32, 32)}
 MACHINES = (*(f"ptx {arch}" for arch in ARCHS), "cuda")
 EPS, TINY = 2.0**-23, 2.0**-126
 
@@ -77,6 +79,13 @@ def machine(name):
     yield machine
     for kernel in getattr(machine, "_kernels", {}).values():
         assert not kernel.warnings, (kernel.name, kernel.warnings)
+
+
+def tiled(name, monkeypatch):
+    """`machine`, with the tile of TILE_OF alone where it is there."""
+    if name in TILE_OF:
+        monkeypatch.setattr(paged_mma, "TILES", (TILE_OF[name],))
+    yield from machine(name)
 
 
 def paged(case, lse_unit=1.0, kernel="scalar"):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensor-core paged kernel against strict f64, within the bound of mla_oracle.gpu.paged, interpreted and on a GPU.
 
-sm_86 has room for 16 rows of queries in a block, sm_80 for 64 and tiles of 32 keys, the others for 64 and 64.
+Problems are small, so that every tile fits: each of the architectures is given one.
 """
 
 import kernel_cases
@@ -19,9 +19,9 @@ from mla_oracle.ptx import Fault
 BF16, F16 = ml_dtypes.bfloat16, np.float16
 
 
-@pytest.fixture(params=["ptx sm_80", "ptx sm_86", "ptx sm_90", "ptx sm_100", "cuda"])
-def machine(request):
-    yield from kernel_cases.machine(request.param)
+@pytest.fixture(params=[*kernel_cases.TILE_OF, "cuda"])
+def machine(request, monkeypatch):
+    yield from kernel_cases.tiled(request.param, monkeypatch)
 
 
 def stored(case, dtype=BF16):
@@ -306,8 +306,30 @@ def test_a_planted_bug_gives_wrong_numbers(bug, arch):
         assert_right(Planted(arch, *WRONG[bug]), stored(case), kernel="mma")
 
 
-def test_the_tile_fits_the_shared_memory_of_every_architecture():
-    tiles = {"sm_80": (64, 32), "sm_86": (16, 32), "sm_89": (16, 32), "sm_90": (64, 64), "sm_120": (16, 32)}
-    for arch, tile in tiles.items():
-        assert paged_mma.tile(arch) == tile
-        assert paged_mma.shared_bytes(576, *tile) <= layout.most_smem(arch)
+def test_the_tile_is_the_largest_that_fits_the_shared_memory():
+    tiles = {
+        (576, 0): {"sm_80": (64, 32), "sm_86": (16, 32), "sm_89": (16, 32), "sm_90": (64, 64), "sm_120": (16, 32)},
+        (592, 0): {"sm_80": (64, 32), "sm_86": (16, 32), "sm_90": (64, 32)},
+        (640, 0): {"sm_80": (32, 32), "sm_86": None, "sm_90": (64, 32), "sm_100": (64, 32)},
+        (896, 0): {"sm_80": (16, 32), "sm_86": None, "sm_90a": (32, 32)},
+        (1024, 0): {"sm_80": (16, 32), "sm_86": None, "sm_90": (32, 32)},
+        (2048, 0): {"sm_80": None, "sm_90": None},
+        (128, 0): {"sm_80": (64, 64), "sm_86": (64, 64)},
+        (576, 2): {"sm_80": (64, 32), "sm_86": (32, 32), "sm_90": (64, 64)},
+    }
+    for (D, packed), of in tiles.items():
+        for arch, wanted in of.items():
+            assert paged_mma.tile(D, arch, packed) == wanted, (D, packed, arch)
+            fits = [t for t in paged_mma.TILES if paged_mma.shared_bytes(D, *t, packed) <= layout.most_smem(arch)]
+            assert fits[:1] == ([] if wanted is None else [wanted])
+
+
+@pytest.mark.skipif(kernel_cases.missing("ptx") is not None, reason="the extra cuda is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("D", [592, 640])
+def test_rows_that_the_largest_tile_is_too_wide_for_take_a_smaller_one(arch, D):
+    """And are right on every architecture that has one."""
+    machine = kernel_cases.interpreter(arch)
+    case = stored(make(2, 2, 20, D, 512, [70, 5], 16))
+    assert paged.kernel_of(case.q, case.kv_cache, 512, machine.arch) == "paged_mma_bf16"
+    assert_right(machine, case, kernel="mma", split_keys=64)

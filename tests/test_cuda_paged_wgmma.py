@@ -77,7 +77,8 @@ def test_it_is_chosen_where_it_takes_the_problem_and_refused_by_name_elsewhere(m
         (case, "q is f32 and kv_cache f32, expected both f16 or both bf16", "paged_decode_f32"),
         (stored(make(1, 1, 2, 144, 128, [33], 16)), "D is 144, expected a multiple of 64", "paged_mma_bf16"),
         (stored(make(1, 1, 2, 192, 64, [3], 16)), "head_dim_v is 64, expected 128 or 256 or 512", "paged_mma_bf16"),
-        (stored(make(1, 1, 2, 640, 512, [3], 16)), "D is 640 and head_dim_v 512, expected", "paged_decode_bf16"),
+        (stored(make(1, 1, 2, 640, 512, [3], 16)), "D is 640 and head_dim_v 512, expected", "paged_mma_bf16"),
+        (stored(make(1, 1, 2, 2048, 512, [3], 16)), "D is 2048 and head_dim_v 512, expected", "paged_decode_bf16"),
     ]:
         assert who(other) == chosen
         with pytest.raises(UnsupportedError, match=f"^kernel 'wgmma' does not take this problem: {said}"):

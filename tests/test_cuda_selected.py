@@ -21,9 +21,9 @@ BF16, F16, E4M3 = ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn
 RNG = np.random.default_rng(20)
 
 
-@pytest.fixture(params=["ptx sm_80", "ptx sm_86", "ptx sm_90", "cuda"])
-def machine(request):
-    yield from kernel_cases.machine(request.param)
+@pytest.fixture(params=[*kernel_cases.TILE_OF, "cuda"])
+def machine(request, monkeypatch):
+    yield from kernel_cases.tiled(request.param, monkeypatch)
 
 
 @dataclasses.dataclass

@@ -60,6 +60,12 @@ def test_the_committed_table_has_no_spills() -> None:
     assert [row for *row, values in rows(COMMITTED) if values["spill_stores"] or values["spill_loads"]] == []
 
 
+def test_the_accumulators_of_the_tensor_core_kernels_are_in_registers() -> None:
+    """With every tile: 64 rows, 16 of plain rows where 99 KiB is all, 32 of packed ones there."""
+    for file in ("paged_mma.cu", "paged_wgmma.cu"):
+        assert [row for of, *row, values in rows(COMMITTED) if of == file and values["stack"]] == []
+
+
 @pytest.mark.parametrize("file", ["paged_mma.cu", "paged_wgmma.cu"])
 def test_the_kernels_header_says_its_registers_and_shared_memory(file: str) -> None:
     said = re.findall(r"^// +\w+ (sm_\w+) +\d+ +\d+ +(\d+) KiB +(\d+) ", sources.read(file), re.MULTILINE)

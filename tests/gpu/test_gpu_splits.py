@@ -15,7 +15,7 @@ MACHINES = {"A100": ("sm_80", 108), "H200": ("sm_90a", 132), "B200": ("sm_100", 
 def test_one_request_has_a_block_for_nearly_every_multiprocessor_and_one_wave_of_them(name, queries):
     arch, multiprocessors = MACHINES[name]
     keys = paged_mma.split_keys(1, queries, 32768, arch, multiprocessors)
-    blocks = -(-queries // paged_mma.tile(arch)[0]) * -(-32768 // keys)
+    blocks = -(-queries // paged_mma.tile(576, arch)[0]) * -(-32768 // keys)
     assert 0.85 * multiprocessors <= blocks <= multiprocessors
 
 
@@ -24,7 +24,7 @@ def test_one_request_has_a_block_for_nearly_every_multiprocessor_and_one_wave_of
 @pytest.mark.parametrize("longest", [1, 63, 1024, 4097, 32768])
 def test_no_other_split_takes_less_time_by_its_own_reckoning(name, B, longest):
     arch, multiprocessors = MACHINES[name]
-    rows, tile = paged_mma.tile(arch)
+    rows, tile = paged_mma.tile(576, arch)
     groups = B * -(-80 // rows)
 
     def time(keys):

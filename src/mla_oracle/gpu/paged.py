@@ -4,8 +4,8 @@
 A request's keys are cut into splits of `split_keys`, counted from its first key, or into MOST_SPLITS of whole tiles
 where that would be more; a block of threads does one split of a query, or of several on tensor cores (gpu.paged_mma,
 gpu.paged_wgmma), and the splits are combined in ascending order. So a row's bits depend on its own request and on
-`split_keys`, not on the batch it stands in, or on where its pages lie; those of tensor cores also on the tiles that an
-architecture has.
+`split_keys`, not on the batch it stands in, or on where its pages lie; those of tensor cores also on the tile that an
+architecture has room for.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Paged decode on tensor cores: which problems it takes, and the launch that fills the partial states of gpu.paged.
 
 A block holds `rows` queries of one request and passes over tiles of `keys` latent rows, as many as its shared memory
-has room for: a latent row is read once for all of them.
+has room for: a latent row is read once for all of them. Rows are too wide where 16 queries and 32 keys do not fit.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ FLOATS = ("f16", "bf16")
 ALIGNED = 16  # bytes of a copy, and elements of a step of a product
 WIDEST_VALUE = 512  # what the registers of a block hold of 64 rows
 WARP, KEY_WARPS = 32, 4  # as in cuda/paged_mma.cu
+TILES = (64, 64), (64, 32), (32, 32), (16, 32)  # rows and keys of a block, the largest first
 # PACKED in cuda/rows.cuh, by the names of mla_oracle.formats: a format and the rule that its rows are read by.
 PACKED = {
     ("fp8_e4m3", "fold"): 1,
@@ -31,14 +32,10 @@ DS_MLA = 576, 656  # numbers and bytes of a row of fp8_ds_mla
 START = 4
 
 
-def tile(arch: str) -> tuple[int, int]:
-    """(rows, keys) of a block: 64 rows from 160 KiB of shared memory on, 16 where 99 KiB is all."""
-    smem = most_smem(arch)
-    if smem > 200 << 10:
-        return 64, 64
-    if smem > 160 << 10:
-        return 64, 32
-    return (32, 32) if smem > 128 << 10 else (16, 32)
+def tile(D: int, arch: str, packed: int = 0) -> tuple[int, int] | None:
+    """(rows, keys) of a block for rows of D numbers: the first of TILES that fits the shared memory, None if none."""
+    room = most_smem(arch)
+    return next((tile for tile in TILES if shared_bytes(D, *tile, packed) <= room), None)
 
 
 def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str, packed: int = 0) -> str | None:
@@ -69,7 +66,7 @@ def too_wide(D: int, V: int, arch: str, packed: int = 0) -> str | None:
     for name, size in (("D", D), ("head_dim_v", V)):
         if size % ALIGNED:
             return f"{name} is {size}, expected a multiple of {ALIGNED}"
-    if V > WIDEST_VALUE or shared_bytes(D, *tile(arch), packed) > most_smem(arch):
+    if V > WIDEST_VALUE or tile(D, arch, packed) is None:
         return f"D is {D} and head_dim_v {V}, expected at most {WIDEST_VALUE} and what {most_smem(arch)} bytes hold"
     return None
 
@@ -90,7 +87,9 @@ def launch(
     partial_out = args[4]
     assert isinstance(partial_out, Buffer)
     (B, T, H, D), (splits, V) = q.shape, partial_out.shape[-2:]
-    rows, keys = tile(machine.arch)
+    fits = tile(D, machine.arch, packed)
+    assert fits is not None
+    rows, keys = fits
     few(B=B, splits=splits)
     machine.launch(
         machine.kernel("paged_mma.cu", name, D=D, V=V, ROWS=rows, KEYS=keys, PACKED=packed, LISTED=int(listed)),
@@ -103,14 +102,17 @@ def launch(
     )
 
 
-def split_keys(B: int, queries: int, longest: int, arch: str, multiprocessors: int) -> int:
+def split_keys(B: int, queries: int, longest: int, arch: str, multiprocessors: int, D: int = 576) -> int:
     """Keys of a split that keep `multiprocessors` busy with B requests of `queries` = T x H rows: decode's split_keys.
 
-    It is the same for the same arguments, but it is not decode's default: with it, bits depend on the batch and on the
-    machine. A multiprocessor has one block at a time, so blocks run in waves, and a block takes as long as its keys and
-    START more for its own queries and partial states. The least sum over the waves wins; of equals, the fewest splits.
+    D is that of rows without a `refusal`. It is the same for the same arguments, but it is not decode's default: with
+    it, bits depend on the batch and on the machine. A multiprocessor has one block at a time, so blocks run in waves,
+    and a block takes as long as its keys and START more for its own queries and partial states. The least sum over the
+    waves wins; of equals, the fewest splits.
     """
-    rows, keys = tile(arch)
+    fits = tile(D, arch)
+    assert fits is not None
+    rows, keys = fits
     groups = B * -(-queries // rows)
     most = max(1, -(-longest // keys))
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paged decode on the tensor cores of Hopper, sm_90a: which problems it takes, and the launch in place of paged_mma's.
 
-Tiles are of 64 rows and 64 keys, as paged_mma.tile says of sm_90a, so that its split_keys holds here too; what fits
-there fits here.
+Tiles are of 64 rows and 64 keys, which is what paged_mma has of sm_90a for rows that fit here: its split_keys holds.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import numpy as np
 
 from mla_oracle.arrays import Array
 from mla_oracle.gpu import paged_mma
-from mla_oracle.gpu.layout import few
+from mla_oracle.gpu.layout import few, most_smem
 from mla_oracle.gpu.machine import Buffer, Machine
 
 ARCH = "sm_90a"
@@ -36,6 +35,8 @@ def refusal(q: Buffer | Array, kv_cache: Buffer | Array, V: int, arch: str) -> s
         return f"D is {D}, expected a multiple of {BOX}"
     if V not in VALUES:
         return f"head_dim_v is {V}, expected {' or '.join(map(str, VALUES))}"
+    if shared_bytes(D, V) > most_smem(arch):
+        return f"D is {D} and head_dim_v {V}, expected what {most_smem(arch)} bytes hold"
     return None
 
 

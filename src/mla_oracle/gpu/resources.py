@@ -19,6 +19,7 @@ from mla_oracle.gpu.arguments import dynamic_smem, signatures
 from mla_oracle.gpu.nvrtc import Compiled
 
 ARCHS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+LARGEST = 576  # numbers of a row in paged_mma.cu, where nothing is said
 # The architectures of files that are not for all.
 ONLY = dict.fromkeys(("paged_wgmma.cu", "check/products.cu", "check/barriers.cu"), ("sm_90a",))
 
@@ -69,8 +70,10 @@ def options(file: str, arch: str, variant: tuple[str, ...]) -> list[str]:
     """What `file` is compiled with for a row of the table: the macros of the largest problem, and its variant's."""
     if file != "paged_mma.cu":
         return []
-    rows, keys = paged_mma.tile(arch)
-    return [f"-D{macro}" for macro in (f"ROWS={rows}", f"KEYS={keys}", *variant)]
+    packed = next((int(macro.removeprefix("PACKED=")) for macro in variant if macro.startswith("PACKED=")), 0)
+    tile = paged_mma.tile(LARGEST, arch, packed)
+    assert tile is not None
+    return [f"-D{macro}" for macro in (f"ROWS={tile[0]}", f"KEYS={tile[1]}", *variant)]
 
 
 def variants(file: str) -> list[tuple[str, ...]]:

@@ -105,7 +105,7 @@ def run_ours(p: Problem) -> Decode:
     assert device is not None
     cache, lengths = device.upload(p.cache), device.upload(p.lengths)
     inputs = [(device.upload(q[:, None]), device.upload(table)) for q, table in zip(p.q, p.tables, strict=True)]
-    keys = paged_mma.split_keys(p.B, p.H, p.length, device.arch, p.multiprocessors)
+    keys = paged_mma.split_keys(p.B, p.H, p.length, device.arch, p.multiprocessors, L + R)
     out, lse = device.empty((p.B, 1, p.H, L), np.float32), device.empty((p.B, 1, p.H), np.float32)
 
     def run(index: int) -> Any:

@@ -83,7 +83,7 @@ def paged(bench: Bench, limits: Limits, widths: Widths, dtype: str, kernel: str,
     keys = SPLIT_KEYS
     about: dict[str, int] = {}
     if kernel != "scalar":
-        keys = paged_mma.split_keys(B, H, length, bench.machine.arch, limits.multiprocessors)
+        keys = paged_mma.split_keys(B, H, length, bench.machine.arch, limits.multiprocessors, widths.D)
         about = {"split_keys": keys}
 
     def run(index: int) -> Any:
