@@ -26,9 +26,10 @@
 //   H200 sm_90   64   64   226 KiB    211      .24/.24 .14 .33 shared  .24/.24  .14 .33 shared .24/.48  .28 .66  shared
 //   B200 sm_100  64   64   226 KiB    244      .14/.14 .06 .29 shared  .14/.14  .06 .29 shared .14/.29  .12 .58  shared
 //
-// Keys of a split that fill the machine, by split_keys in gpu/paged_mma.py (one block at a time a multiprocessor): of
-// 32k keys at B = 1 and T x H = 16, 64, 128, an A100 takes 320, 320, 608, an H200 256, 256, 512, a B200 256, 256, 448;
-// at B = 128 an A100 6560, an H200 all of them, a B200 4096, 4096, 8192.
+// Decode takes splits of 512 keys whatever the batch and the machine: the bits of a row must not depend on them. Those
+// that would fill the machine, by split_keys in gpu/paged_mma.py (one block at a time a multiprocessor), are what
+// gpu.check times besides, and nothing else runs: of 32k keys at B = 1 and T x H = 16, 64, 128, an A100 takes 320, 320,
+// 608, an H200 256, 256, 512, a B200 256, 256, 448; at B = 128 an A100 6560, an H200 all of them, a B200 4096, 4096, 8192.
 #ifndef D
 #define D 576
 #define V 512

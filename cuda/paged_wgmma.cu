@@ -31,8 +31,10 @@
 // Nothing hides the weights of a pair's first tile but the scores of its second, and a tile is copied only when both
 // warpgroups have done with the one two before it. A thread that computes takes 232 registers, one that copies keeps 40.
 //
-// Keys of a split that fill the machine, by split_keys in gpu/paged_mma.py (one block at a time a multiprocessor): of
-// 32k keys at B = 1 and T x H = 16, 64, 128, an H100 and an H200 take 256, 256, 512; at B = 128 all of them.
+// Decode takes splits of 512 keys whatever the batch and the machine: the bits of a row must not depend on them. Those
+// that would fill the machine, by split_keys in gpu/paged_mma.py (one block at a time a multiprocessor), are what
+// gpu.check times besides, and nothing else runs: of 32k keys at B = 1 and T x H = 16, 64, 128, an H100 and an H200 take
+// 256, 256, 512; at B = 128 all of them.
 #ifndef D
 #define D 576
 #define V 512

@@ -154,6 +154,11 @@ def test_the_parts_on_the_interpreter(tmp_path, capsys):
     assert len(found["trials"]) == len(trials.trials(small=True, arch="sm_90a")) + 4
     assert found["timing"][0]["by"] == "wall clock, interpreted: no speed"
     assert all(finding["microseconds"] > 0 for finding in found["timing"][1:])
+    splits = {finding["subject"]: (finding["splits"], finding["split_keys"])
+              for finding in found["timing"] if finding.get("subject", "").startswith("paged")}  # fmt: skip
+    own, filling = ("decode's own", 512), ("filling", 64)
+    assert splits.pop("paged mma bf16 filling") == splits.pop("paged wgmma bf16 filling") == filling
+    assert set(splits.values()) == {own} and {"paged mma bf16", "paged wgmma bf16", "paged scalar f32"} < set(splits)
     printed = capsys.readouterr().out.splitlines()
     for instruction in ("mma.m16n8k16.f16", "wgmma.m64n8k16.bf16"):
         assert f"{instruction} order: 1 products are added at once" in printed
@@ -161,7 +166,8 @@ def test_the_parts_on_the_interpreter(tmp_path, capsys):
     assert len(found["products"]) == len(list(products.probes())) + 10
     assert "ex2.approx.f32: 0 ulp at most, 2048 of 2048 as rounded once" in printed
     for kernel in ("mma", "wgmma"):
-        assert sum(line.startswith(f"paged {kernel} bf16 B=") for line in printed) == 2
+        for splits in ("", "filling "):
+            assert sum(line.startswith(f"paged {kernel} bf16 {splits}B=") for line in printed) == 2
 
 
 # --- instructions

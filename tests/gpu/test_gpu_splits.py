@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mla_oracle.gpu import paged_mma, sources
+from mla_oracle.gpu import paged, paged_mma, sources
 
 MACHINES = {"A100": ("sm_80", 108), "H200": ("sm_90a", 132), "B200": ("sm_100", 148), "RTX 4090": ("sm_89", 128)}
 
@@ -43,6 +43,12 @@ def test_requests_that_fill_the_machine_are_not_split():
 
 def test_no_keys_are_one_split():
     assert paged_mma.split_keys(1, 16, 0, "sm_90", 132) == 64
+
+
+@pytest.mark.parametrize("file", ["paged_mma.cu", "paged_wgmma.cu"])
+def test_the_headers_say_what_decode_runs(file):
+    said = " ".join(re.findall(r"^// (.*)", sources.read(file), re.MULTILINE))
+    assert f"Decode takes splits of {paged.SPLIT_KEYS} keys whatever the batch and the machine" in said
 
 
 def test_the_kernels_header_says_what_the_rule_gives():

@@ -6,6 +6,11 @@ where that would be more; a block of threads does one split of a query, or of se
 gpu.paged_wgmma), and the splits are combined in ascending order. So a row's bits depend on its own request and on
 `split_keys`, not on the batch it stands in, or on where its pages lie; those of tensor cores also on the tile that an
 architecture has room for.
+
+`split_keys` is SPLIT_KEYS unless a caller says otherwise, as only gpu.check does: the public forms run splits of 512
+keys on every machine. paged_mma.split_keys is the rule that fills a machine; with it bits would depend on the batch
+and the machine. Of 32k keys at B = 1 and T x H = 64 an H200 then takes 256 keys a split, at B = 128 all of them:
+decode's own are half as many blocks as it has room for at B = 1, and 64 times the partial states at B = 128.
 """
 
 from __future__ import annotations

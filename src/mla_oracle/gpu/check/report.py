@@ -13,7 +13,8 @@ from typing import Any
 
 SCHEMA = "mla-oracle-gpu-check/1"
 Finding = dict[str, Any]
-MAIN = ("paged mma bf16", "paged wgmma bf16")  # the subjects of which the table has every timing
+CORES = ("paged mma bf16", "paged wgmma bf16")
+MAIN = (*CORES, *(f"{name} filling" for name in CORES))  # the subjects of which the table has every timing
 ENDS = ("done", "out of time", "failed", "interrupted")  # how a part can end
 
 

@@ -3,6 +3,8 @@
 
 TFLOP/s and GB/s are of what the problem takes at least: whatever a kernel reads twice or computes in vain counts
 against it. `of_copy` and `of_matmul` are fractions of what limits.py measured in the same run.
+Paged decode is timed with the splits that it has, whatever the batch; on tensor cores of bf16 with those of
+paged_mma.split_keys too, "filling", which fill the machine. `splits` and `split_keys` say which.
 """
 
 from __future__ import annotations
@@ -49,9 +51,9 @@ def subjects(bench: Bench, limit: Limits, w: Widths) -> list[Subject]:
     def cache(dtype: str) -> Callable[..., float]:
         return lambda B, H, n: workloads.ITEM[dtype] * B * (n + H) * w.D + 12.0 * B * H * (-(-n // 512)) * (w.L + 2)
 
-    def paged(dtype: str, kernel: str) -> Subject:
-        make = lambda *sizes: workloads.paged(bench, limit, w, dtype, kernel, *sizes)  # noqa: E731
-        return Subject(f"paged {kernel} {dtype}", "BHn", make, cache(dtype))
+    def paged(dtype: str, kernel: str, filling: bool = False) -> Subject:
+        make = lambda B, H, n: workloads.paged(bench, limit, w, dtype, kernel, B, H, n, filling)  # noqa: E731
+        return Subject(f"paged {kernel} {dtype}{' filling' if filling else ''}", "BHn", make, cache(dtype))
 
     def ends(dtype: str, end: str) -> Subject:
         make = lambda *sizes: workloads.ends(bench, w, dtype, end, *sizes)  # noqa: E731
@@ -67,9 +69,10 @@ def subjects(bench: Bench, limit: Limits, w: Widths) -> list[Subject]:
         makes = {"merge": workloads.merge, "rope": workloads.rope, "append": workloads.append}
         return Subject(f"{form} {dtype}", axes, lambda *sizes: makes[form](bench, w, dtype, *sizes), lambda *sizes: 0)
 
+    cores = ("mma", "wgmma") if bench.machine.arch == paged_wgmma.ARCH else ("mma",)
     return [
-        *(paged(dtype, "mma") for dtype in ("bf16", "f16")),
-        *(paged(dtype, "wgmma") for dtype in ("bf16", "f16") if bench.machine.arch == paged_wgmma.ARCH),
+        *(paged("bf16", kernel, filling) for kernel in cores for filling in (False, True)),
+        *(paged("f16", kernel) for kernel in cores),
         *(paged(dtype, "scalar") for dtype in ("bf16", "f16", "f32")),
         *(ends(dtype, f"{end} mma") for dtype in ("bf16", "f16") for end in ("absorb", "project")),
         *(ends(dtype, end) for dtype in ("bf16", "f32") for end in ("absorb", "project")),

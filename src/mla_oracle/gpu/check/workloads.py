@@ -76,15 +76,24 @@ def pages(bench: Bench, limits: Limits, widths: Widths, dtype: str, B: int, H: i
     )
 
 
-def paged(bench: Bench, limits: Limits, widths: Widths, dtype: str, kernel: str, B: int, H: int, length: int) -> Work:
-    """decode_paged whole: its splits by paged_mma.split_keys for tensor cores, decode's own otherwise."""
+def paged(
+    bench: Bench,
+    limits: Limits,
+    widths: Widths,
+    dtype: str,
+    kernel: str,
+    B: int,
+    H: int,
+    length: int,
+    filling: bool = False,
+) -> Work:
+    """decode_paged whole, with the splits that it has by itself; `filling`, with those of paged_mma.split_keys."""
     problem = pages(bench, limits, widths, dtype, B, H, length)
     out, lse = bench.machine.empty((B, 1, H, widths.L), np.float32), bench.machine.empty((B, 1, H), np.float32)
     keys = SPLIT_KEYS
-    about: dict[str, int] = {}
-    if kernel != "scalar":
+    if filling:
         keys = paged_mma.split_keys(B, H, length, bench.machine.arch, limits.multiprocessors, widths.D)
-        about = {"split_keys": keys}
+    about = {"splits": "filling" if filling else "decode's own", "split_keys": keys}
 
     def run(index: int) -> Any:
         copy = index % len(problem.tables)
