@@ -103,7 +103,7 @@ def paged(case, lse_unit=1.0, kernel="scalar"):
             if not finite[:n].any():
                 continue
             q, k = np.nan_to_num(case.q[b, t].astype(np.float64)), rows[:n]
-            score = np.where(finite[:n], q @ k.T, -np.inf) * case.scale
+            score = np.where(finite[:n], q @ k.T * case.scale, -np.inf)
             size = (np.abs(q) @ np.abs(k).T).max(1) * abs(case.scale)
             top = score.max(1, keepdims=True)
             p = np.exp(score - top)

@@ -98,6 +98,17 @@ def test_it_is_chosen_where_rows_are_aligned_and_refused_by_name_elsewhere(machi
             who(other, "mma")
 
 
+def test_more_requests_than_an_axis_of_a_grid_has_are_the_scalar_kernels_and_of_a_selection_refused(machine):
+    q, cache = np.broadcast_to(BF16(0), (65536, 1, 1, 16)), np.zeros((1, 16, 16), BF16)
+    assert paged.kernel_of(q[1:], cache, 16, machine.arch).startswith("paged_mma")
+    assert paged.kernel_of(q, cache, 16, machine.arch) == "paged_decode_bf16"
+    with pytest.raises(UnsupportedError, match="q has 65536 requests, expected at most 65535"):
+        paged.kernel_of(q, cache, 16, machine.arch, "mma")
+    there, partial = forms.put(machine, q), machine.empty((1, 1, 1, 16), np.float32)
+    with pytest.raises(UnsupportedError, match="requests is 65536, the CUDA kernels take at most 65535"):
+        paged_mma.launch(machine, "paged_mma_bf16", there, there, *[there] * 4, partial, listed=True)
+
+
 @pytest.mark.parametrize("name", ["q", "kv_cache"])
 def test_an_address_that_is_not_aligned_is_refused(machine, name):
     case = stored(make(1, 1, 2, 48, 32, [33], 16))
@@ -160,6 +171,15 @@ def test_a_score_of_minus_infinity_has_weight_zero_and_its_value_is_not_touched(
     row = np.where(np.arange(32) == 3, -np.inf, 1).astype(np.float32)
     for b, position in [(0, 0), (0, 5), (1, 32), (1, 68), (1, 199)]:
         place(case, b, position, row)
+    out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=64)
+    assert np.isfinite(out).all() and np.isfinite(lse).all()
+
+
+def test_a_negative_scale_weighs_rows_that_it_turns_to_minus_infinity_with_zero(machine):
+    case = make(1, 1, 3, 32, 16, [70], 16, scale=-0.1)
+    case.q[..., 3] = np.abs(case.q[..., 3]) + 1
+    place(case, 0, 5, np.where(np.arange(32) == 3, np.inf, 1).astype(np.float32))
+    assert all(np.isfinite(bound).all() for bound in kernel_cases.paged(stored(case), kernel="mma"))
     out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=64)
     assert np.isfinite(out).all() and np.isfinite(lse).all()
 

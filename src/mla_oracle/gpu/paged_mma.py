@@ -90,7 +90,7 @@ def launch(
     fits = tile(D, machine.arch, packed)
     assert fits is not None
     rows, keys = fits
-    few(B=B, splits=splits)
+    few(requests=B)  # with a selection, its queries
     machine.launch(
         machine.kernel("paged_mma.cu", name, D=D, V=V, ROWS=rows, KEYS=keys, PACKED=packed, LISTED=int(listed)),
         (-(-T * H // rows), splits, B),

@@ -10,7 +10,7 @@ import numpy as np
 
 from mla_oracle.arrays import Array
 from mla_oracle.gpu import paged_mma
-from mla_oracle.gpu.layout import few, most_smem
+from mla_oracle.gpu.layout import most_smem
 from mla_oracle.gpu.machine import Buffer, Machine
 
 ARCH = "sm_90a"
@@ -45,7 +45,6 @@ def launch(machine: Machine, name: str, q: Buffer, kv_cache: Buffer, *args: Buff
     partial_out = args[4]
     assert isinstance(partial_out, Buffer)
     (B, T, H, D), (splits, V) = q.shape, partial_out.shape[-2:]
-    few(B=B, splits=splits)
     machine.launch(
         machine.kernel("paged_wgmma.cu", name, D=D, V=V),
         (-(-T * H // BOX), splits, B),
