@@ -12,6 +12,7 @@ from planted import other, paged
 
 from mla_oracle.cases.inputs import generate
 from mla_oracle.diagnosis import diagnose
+from mla_oracle.gpu import paged_mma
 from mla_oracle.oracle import expected
 from mla_oracle.verdict.compare import check
 
@@ -241,8 +242,10 @@ def scalar():
 
 @pytest.fixture(scope="module")
 def tensor():
-    """On sm_86, where a block holds the fewest rows."""
-    return Kernel("bf16", "mma", "sm_86", "paged_mma.cu")
+    """Of the tile with the fewest rows and keys: a split of it has two tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_mma, "TILES", ((16, 32),))
+        yield Kernel("bf16", "mma", "sm_86", "paged_mma.cu")
 
 
 def assert_named(found, family):
