@@ -7,6 +7,7 @@ the kernel may miss strict f64 by, element by element.
 
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 from fast_cases import strict64
@@ -79,6 +80,14 @@ def machine(name):
     yield machine
     for kernel in getattr(machine, "_kernels", {}).values():
         assert not kernel.warnings, (kernel.name, kernel.warnings)
+
+
+def stored(case, dtype=ml_dtypes.bfloat16):
+    return case.but(q=case.q.astype(dtype), kv_cache=case.kv_cache.astype(dtype))
+
+
+def bits(results):
+    return [x.tobytes() for x in results]
 
 
 def tiled(name, monkeypatch):

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fast_cases import make, place
-from kernel_cases import Planted, assert_far, assert_right, decode
+from kernel_cases import Planted, assert_far, assert_right, bits, decode, stored
 
 from mla_oracle.errors import UnsupportedError
 from mla_oracle.gpu import forms, layout, paged, paged_mma
@@ -22,14 +22,6 @@ BF16, F16 = ml_dtypes.bfloat16, np.float16
 @pytest.fixture(params=[*kernel_cases.TILE_OF, "cuda"])
 def machine(request, monkeypatch):
     yield from kernel_cases.tiled(request.param, monkeypatch)
-
-
-def stored(case, dtype=BF16):
-    return case.but(q=case.q.astype(dtype), kv_cache=case.kv_cache.astype(dtype))
-
-
-def bits(results):
-    return [x.tobytes() for x in results]
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
@@ -165,16 +157,6 @@ def test_scores_that_rise_or_fall_so_that_every_tile_rescales(machine, rise):
     assert_right(machine, stored(case), kernel="mma", split_keys=64)
 
 
-def test_a_score_of_minus_infinity_has_weight_zero_and_its_value_is_not_touched(machine):
-    case = make(2, 2, 3, 32, 16, [70, 200], 16)
-    case.q[..., 3] = np.abs(case.q[..., 3]) + 1
-    row = np.where(np.arange(32) == 3, -np.inf, 1).astype(np.float32)
-    for b, position in [(0, 0), (0, 5), (1, 32), (1, 68), (1, 199)]:
-        place(case, b, position, row)
-    out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=64)
-    assert np.isfinite(out).all() and np.isfinite(lse).all()
-
-
 def test_a_negative_scale_weighs_rows_that_it_turns_to_minus_infinity_with_zero(machine):
     case = make(1, 1, 3, 32, 16, [70], 16, scale=-0.1)
     case.q[..., 3] = np.abs(case.q[..., 3]) + 1
@@ -182,70 +164,6 @@ def test_a_negative_scale_weighs_rows_that_it_turns_to_minus_infinity_with_zero(
     assert all(np.isfinite(bound).all() for bound in kernel_cases.paged(stored(case), kernel="mma"))
     out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=64)
     assert np.isfinite(out).all() and np.isfinite(lse).all()
-
-
-@pytest.mark.parametrize("empty_lse", [-np.inf, -2.0**100])
-def test_a_row_that_sees_only_minus_infinity_is_empty(machine, empty_lse):
-    case = make(2, 1, 2, 32, 16, [100, 65], 16, empty_lse=empty_lse)
-    case.q[..., 3] = 1
-    row = np.where(np.arange(32) == 3, -np.inf, 1).astype(np.float32)
-    for b, n in ((0, 100), (1, 64)):  # all of one request, the first tiles of the other
-        for position in range(n):
-            place(case, b, position, row)
-    out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=96)
-    assert (out[0] == 0).all() and (lse[0] == np.float32(empty_lse)).all() and np.isfinite(lse[1]).all()
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize(("column", "position"), [(0, 0), (20, 100), (12, 99)])
-def test_a_visible_nan_or_plus_infinity_spoils_the_rows_that_see_it(machine, bad, column, position):
-    """And no other row of its block, whose weight for it is 0."""
-    case = make(2, 3, 2, 32, 16, [101, 101], 16)
-    case.q[..., column] = np.abs(case.q[..., column]) + 1
-    row = case.keys(1)[position].astype(np.float32)
-    row[column] = bad
-    place(case, 1, position, row)
-    out, lse = assert_right(machine, stored(case), kernel="mma", split_keys=64)
-    sees = np.array([[False] * 3, [position < case.visible(1, t) for t in range(3)]])
-    assert (np.isnan(lse) == sees[..., None]).all()
-    assert (np.isnan(out) == sees[..., None, None]).all()
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_in_any_column_reach_no_row_that_does_not_see_them(machine, bad):
-    case = make(1, 3, 2, 32, 16, [101], 16)
-    case.q[:] = np.abs(case.q) + 1
-    place(case, 0, 100, np.full(32, bad, np.float32))
-    out, lse = assert_right(machine, stored(case), kernel="mma")
-    assert np.isfinite(out[:, :2]).all() and np.isfinite(lse[:, :2]).all()
-
-
-def test_a_query_with_nan_spoils_its_own_row_alone(machine):
-    case = make(2, 2, 3, 32, 16, [70, 33], 16)
-    case.q[1, 0, 2, 5] = np.nan
-    _, lse = assert_right(machine, stored(case), kernel="mma")
-    assert np.argwhere(np.isnan(lse)).tolist() == [[1, 0, 2]]
-
-
-def test_the_same_bits_twice_alone_and_in_a_batch(machine):
-    case = stored(make(3, 2, 3, 32, 16, [70, 129, 200], 16))
-    out, lse = decode(machine, case, kernel="mma", split_keys=64)
-    assert bits(decode(machine, case, kernel="mma", split_keys=64)) == bits((out, lse))
-    for b, n in enumerate(case.seq_lens):
-        one = slice(b, b + 1)
-        alone = case.but(q=case.q[one], block_table=case.block_table[one], seq_lens=case.seq_lens[one])
-        found = decode(machine, alone, kernel="mma", split_keys=64, longest=int(n))
-        assert bits(found) == bits((out[b], lse[b]))
-
-
-@pytest.mark.skipif(kernel_cases.missing("ptx") is not None, reason="the extra cuda is not installed")
-def test_the_same_bits_for_any_number_of_the_interpreters_threads():
-    case = stored(make(3, 2, 3, 32, 16, [70, 129, 200], 16))
-    one, *others = (
-        bits(decode(kernel_cases.interpreter("sm_80", threads), case, kernel="mma", split_keys=64))
-        for threads in (1, 2, 3, 7)
-    )
-    assert others == [one] * 3
 
 
 # --- bugs planted in its text
