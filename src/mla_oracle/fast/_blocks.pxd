@@ -96,12 +96,12 @@ cdef inline void read_row(
     real* row,                      # OUT [D]; of bf16 for tiles, where it is looked up
 ) noexcept nogil:
     cdef const unsigned char* apart = NULL
-    cdef const unsigned char* later
+    cdef size_t later       # past the end of a list it is no address, so not a pointer to be added to
     if job.apart != NULL:
         apart = <const unsigned char*>job.apart[b * job.listed_stride + key]
-        later = <const unsigned char*>job.apart[b * job.listed_stride + min(key + LATER, job.listed_stride - 1)]
-        prefetch(later, 0, 3)
-        prefetch(later + 64, 0, 3)
+        later = <size_t>job.apart[b * job.listed_stride + min(key + LATER, job.listed_stride - 1)]
+        prefetch(<const void*>later, 0, 3)
+        prefetch(<const void*>(later + 64), 0, 3)
     elif job.pe != NULL:
         apart = job.pe + key * job.pe_stride
     if job.packing != NULL:
