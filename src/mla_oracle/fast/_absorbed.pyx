@@ -10,7 +10,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
-from mla_oracle.fast._plan cimport Job, round_up
+from mla_oracle.fast._plan cimport Job, round_up, state_row
 from mla_oracle.fast._tasks cimport RELAXED, fetch_add, load, take_part
 from mla_oracle.fast._tiles cimport (
     COLUMNS, KEYS, LANES, LINE, PAIR, VALUE_HEADS, Ahead, fetch_lines, real, splat, stored_real, values, vec,
@@ -189,6 +189,7 @@ def attend(
     job.listed, job.apart, job.packing, job.bias = NULL, NULL, NULL, NULL
     job.softcap = 0
     job.V_tiles = round_up(job.V, COLUMNS)
+    job.o_row = state_row(job.V_tiles)
     job.row = max(round_up(job.D, LINE), job.V_tiles)
     job.block_size = t_kv
     job.q, job.kv = <const unsigned char*>&q[0, 0, 0], <const unsigned char*>&c_kv[0, 0]

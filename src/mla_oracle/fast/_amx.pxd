@@ -11,8 +11,8 @@ from libc.math cimport INFINITY, isfinite
 from libc.string cimport memcpy, memset
 
 from mla_oracle.fast._amx_tiles cimport (
-    BYTES, STEP, Picks, fill, narrow_score_tiles, narrow_value_tiles, pack_values, pick_halves, split_weights, turn,
-    wide_score_tiles, wide_value_tiles,
+    BYTES, STEP, Picks, Weighing, fill, narrow_score_tiles, narrow_value_tiles, pack_values, pick_halves, split_weights,
+    turn, weigh_keys, wide_score_tiles, wide_value_tiles,
 )
 from mla_oracle.fast._blocks cimport find_rows, first_rows_of_next, mask, query_row, read_row
 from mla_oracle.fast._plan cimport GROUP, Group, Job, Work, carve, round_up, state_size, visible
@@ -42,8 +42,7 @@ cdef inline char* lay_out_tiles(const Job* job, Work* w, char* memory) noexcept 
     w.s = carve(&memory, TILE * lanes)
     w.p = carve(&memory, TILE * lanes)
     w.rescale = carve(&memory, lanes)
-    w.packed = carve(&memory, 0 if in_place(job) else TILE * D // 2)
-    w.block = carve(&memory, 64 * D // 2)
+    w.packed = carve(&memory, TILE * D // 2)
     w.tail = carve(&memory, TILE * COLUMNS // 2)
     w.zeros = carve(&memory, D // 2)
     w.picks = carve(&memory, sizeof(Picks) // sizeof(real))
@@ -54,8 +53,7 @@ cdef inline char* lay_out_tiles(const Job* job, Work* w, char* memory) noexcept 
 cdef inline void prepare_tiles(const Job* job, Work* w) noexcept nogil:
     cdef Py_ssize_t D = round_up(job.D, STEP)
     memset(w.q_rows, 0, LANES * D * sizeof(real))
-    memset(w.packed, 0, 0 if in_place(job) else TILE * D * 2)
-    memset(w.block, 0, 64 * D * 2)
+    memset(w.packed, 0, TILE * D * 2)
     memset(w.zeros, 0, D * 2)
     fill(<Picks*>w.picks)
 
@@ -141,23 +139,32 @@ cdef inline bint scale_scores(
     return any_odd
 
 
-cdef inline void weigh(
-    real* s,                        # [n, LANES]: scores in, weights out
-    Py_ssize_t n, vec top,
-    real* m, real* l, real* rescale,    # [LANES]; IN AND OUT, the last OUT
+cdef inline void begin_weights(
+    Weighing* b, int i,             # which of its blocks
+    vec top,                        # of the scores
+    real* m, real* rescale,         # [LANES]; IN AND OUT, OUT
 ) noexcept nogil:
-    cdef vec base, fix, x, total = splat(0)
-    cdef Py_ssize_t k
     top = where_greater((<vec*>m)[0], top, (<vec*>m)[0], top)
-    base = where_greater(top, splat(-INFINITY), top, splat(0))
-    fix = weight_of((<vec*>m)[0] - base)
-    for k in range(n):
-        x = weight_of((<vec*>s)[k] - base)
-        (<vec*>s)[k] = x
-        total = total + x
-    (<vec*>l)[0] = (<vec*>l)[0] * fix + total
+    b.base[i] = where_greater(top, splat(-INFINITY), top, splat(0))
+    b.total[i] = splat(0)
+    (<vec*>rescale)[0] = weight_of((<vec*>m)[0] - b.base[i])
     (<vec*>m)[0] = top
-    (<vec*>rescale)[0] = fix
+
+
+cdef inline void end_weights(
+    const Work* w, Weighing* b, Py_ssize_t lane,    # its first
+    Py_ssize_t steps,
+    real* l,                        # [lanes], IN AND OUT
+) noexcept nogil:
+    cdef int i
+    cdef real* s
+    weigh_keys(b, b.n)
+    for i in range(b.blocks):
+        s = b.s + i * TILE * LANES
+        (<vec*>(l + lane))[0] = (<vec*>(l + lane))[0] * (<vec*>(w.rescale + lane))[0] + b.total[i]
+        memset(s + b.n * LANES, 0, (steps * STEP - b.n) * LANES * sizeof(real))
+        split_weights(s, steps, <Picks*>w.picks, <char*>w.p + lane * TILE * 4)
+        lane += LANES
 
 
 cdef inline void score_again(
@@ -213,7 +220,7 @@ cdef inline void add_rows(
     const unsigned char** rows,     # [n]; those that were left out are rows of zeros
     const unsigned char** whole,    # [n]; and as they were
     Py_ssize_t n,
-    real* o,                        # [lanes, V_tiles]
+    real* o,                        # [lanes, o_row]
 ) noexcept nogil:
     cdef Py_ssize_t k
     for k in range(n):
@@ -223,30 +230,29 @@ cdef inline void add_rows(
 
 
 cdef inline void rescale_rows(
-    real* o, Py_ssize_t lanes, Py_ssize_t width,    # [lanes, width]
+    real* o, Py_ssize_t stride,                     # rows of width numbers, stride numbers apart
+    Py_ssize_t lanes, Py_ssize_t width,
     const real* rescale,                            # [lanes]
 ) noexcept nogil:
     cdef Py_ssize_t i, d
     for i in range(lanes):
         if rescale[i] != 1:
             for d in range(width // LANES):
-                (<vec*>(o + i * width))[d] = (<vec*>(o + i * width))[d] * rescale[i]
+                (<vec*>(o + i * stride))[d] = (<vec*>(o + i * stride))[d] * rescale[i]
 
 
 # --- a chunk
 
 
-cdef inline Py_ssize_t pack_rows(
+cdef inline void pack_rows(
     const Job* job, Work* w, Py_ssize_t b, Py_ssize_t key,
     const unsigned char** rows,     # [n], IN AND OUT
     Py_ssize_t n,
 ) noexcept nogil:
-    """Make rows that are not so tiles: bf16, zeros up to a whole STEP. Returns how far apart rows lie then."""
+    """Make rows that are not so tiles: bf16, zeros up to a whole STEP."""
     cdef Py_ssize_t D = round_up(job.D, STEP), k, d
     cdef real* row = w.q_rows + 2 * D    # as in score_again, behind its two
     cdef stored_half* to = <stored_half*>w.packed
-    if in_place(job):
-        return job.row_bytes if job.listed != NULL else job.kv_strides[1]
     for k in range(n):
         if job.packing == NULL and job.apart == NULL:
             memcpy(to, rows[k], job.D * 2)
@@ -258,64 +264,72 @@ cdef inline Py_ssize_t pack_rows(
                 to[d] = (<const word*>row)[d] >> 16
         rows[k] = <const unsigned char*>to
         to += D
-    return D * 2
 
 
-cdef inline const char* block_of(
+cdef inline void find_blocks(
+    Work* w,
     const unsigned char** rows,     # [n]
-    Py_ssize_t n, Py_ssize_t first,
+    Py_ssize_t n,
     Py_ssize_t bytes,               # of a row
-    Py_ssize_t* stride,             # IN how far apart rows of a page lie, OUT those of the block
-    char* copy,
+    bint often,                     # read more than twice: then no line is split between two of the processor's
+    const char** at,                # OUT [blocks] of 16 rows, those past n any numbers
+    Py_ssize_t* strides,            # OUT [blocks] how far apart their rows are
 ) noexcept nogil:
-    """The 16 rows from `first` on, or any number past n: in place if they lie one after the other."""
-    cdef bint apart = first + 16 > n
-    cdef Py_ssize_t k, i
-    if not apart:
-        for k in range(first, first + 15):
-            apart |= rows[k + 1] - rows[k] != stride[0]
-    if not apart:
-        return <const char*>rows[first]
-    stride[0] = bytes
-    for k in range(first, min(first + 16, n)):
-        for i in range(bytes // 64):
-            (<veci*>(copy + (k - first) * bytes))[i] = (<const veci*>rows[k])[i]
-    return copy
+    """Blocks are where the rows lie if these are equally far apart, else copies."""
+    cdef Py_ssize_t first = 0, k, i
+    cdef char* copy
+    cdef bint apart
+    while first < n:
+        at[0], strides[0] = <const char*>rows[first], bytes
+        apart = first + 16 > n
+        if not apart:
+            strides[0] = rows[first + 1] - rows[first]
+            apart = often and (<size_t>at[0] | <size_t>strides[0]) % 64 != 0
+            for k in range(first + 1, first + 15):
+                apart |= rows[k + 1] - rows[k] != strides[0]
+        if apart:
+            copy = <char*>w.packed + first * bytes
+            at[0], strides[0] = copy, bytes
+            for k in range(first, min(first + 16, n)):
+                for i in range(bytes // 64):
+                    (<veci*>(copy + i * 64))[0] = (<const veci*>rows[k])[i]
+                copy += bytes
+        first += 16
+        at += 1
+        strides += 1
 
 
 cdef inline void score_tiles(
-    const Job* job, Work* w, const Group* g,
-    const unsigned char** rows,     # [n]
-    Py_ssize_t n, Py_ssize_t stride,
-    Ahead* ahead, Py_ssize_t lines,     # to prefetch meanwhile
+    const Job* job, const Work* w, const Group* g, Py_ssize_t lane, Py_ssize_t width,
+    const char** at,                # [blocks] of 16 rows
+    const Py_ssize_t* strides,
+    Py_ssize_t n,
+    Weighing* before, Ahead* ahead, Py_ssize_t lines,     # to weigh and to prefetch meanwhile
 ) noexcept nogil:
     cdef Py_ssize_t steps = round_up(job.D, STEP) // STEP, plane = g.lanes * steps * STEP * 2
-    cdef Py_ssize_t lanes = g.lanes // 16, blocks = (n + 15) // 16, i = 0, j, k, rate
-    cdef Py_ssize_t strides[4]
-    cdef const char* at[4]
-    cdef int most = 4 if lanes == 1 else 2
-    rate = lines // (((blocks + most - 1) // most) * ((lanes + 1) // 2) * steps) + 1
+    cdef Py_ssize_t blocks = (n + 15) // 16, i = 0, k, rate
+    cdef const char* q = <char*>w.q + lane // LANES * steps * BYTES
+    cdef real* s = w.s + lane * TILE
+    cdef const char* four[4]
+    cdef Py_ssize_t apart[4]
+    cdef int most = 2 if width > LANES else 4
+    rate = lines // ((blocks + most - 1) // most * steps) + 1
+    before.rate = before.n // ((blocks + most - 1) // most * steps) + 1
     while i < blocks:
         for k in range(most):
-            strides[k] = stride
-            at[k] = block_of(rows, n, min(i + k, blocks - 1) * 16, steps * 64, strides + k,
-                             <char*>w.block + k * 16 * steps * 64)
-        j = 0
-        while j + 1 < lanes:
-            wide_score_tiles(at[0], strides[0], at[1], strides[1],
-                             <char*>w.q + j * steps * BYTES, steps, w.terms, plane,
-                             w.s + (j * TILE + i * 16) * LANES, ahead, rate)
-            j += 2
-        if j < lanes:
-            narrow_score_tiles(at, strides, most, <char*>w.q + j * steps * BYTES, steps, w.terms, plane,
-                               w.s + (j * TILE + i * 16) * LANES, ahead, rate)
+            four[k] = at[min(i + k, blocks - 1)]
+            apart[k] = strides[min(i + k, blocks - 1)]
+        if most == 2:
+            wide_score_tiles(four, apart, q, steps, w.terms, plane, s + i * 16 * LANES, before, ahead, rate)
+        else:
+            narrow_score_tiles(four, apart, q, steps, w.terms, plane, s + i * 16 * LANES, before, ahead, rate)
         i += most
 
 
 cdef inline void add_value_tiles(
     const Job* job, Work* w, const Group* g,
     const unsigned char** rows, Py_ssize_t steps,
-    real* o, bint begin,            # [lanes, V_tiles]; as if zeros at first
+    real* o, bint begin,            # [lanes, o_row]; as if zeros at first
     Ahead* ahead, Py_ssize_t lines,
 ) noexcept nogil:
     cdef Py_ssize_t column = 0, D = round_up(job.D, STEP) - job.first_value, j, half, rate
@@ -327,17 +341,17 @@ cdef inline void add_value_tiles(
         while j + 1 < g.lanes // 16:
             for half in range(2):
                 wide_value_tiles(<char*>w.p + j * TILE * 64, panel + 2 * half * steps * BYTES, steps,
-                                 o + j * 16 * job.V_tiles + column + half * 32, job.V_tiles, begin, ahead, rate)
+                                 o + j * 16 * job.o_row + column + half * 32, job.o_row, begin, ahead, rate)
             j += 2
         if j < g.lanes // 16:
             narrow_value_tiles(<char*>w.p + j * TILE * 64, panel, steps,
-                               o + j * 16 * job.V_tiles + column, job.V_tiles, begin, ahead, rate)
+                               o + j * 16 * job.o_row + column, job.o_row, begin, ahead, rate)
         column += COLUMNS
 
 
 cdef inline void attend_tiles(
     const Job* job, Work* w, const Group* g, Py_ssize_t chunk,
-    real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, V_tiles] if there is a key
+    real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, o_row] if there is a key
 ) noexcept nogil:
     cdef real* total = m + g.lanes
     cdef real* o = m + 2 * g.lanes
@@ -347,12 +361,15 @@ cdef inline void attend_tiles(
     cdef const unsigned char* whole[TILE]
     cdef Py_ssize_t sees[GROUP]
     cdef Py_ssize_t key = chunk * g.chunk, stop = min(key + g.chunk, g.keys)
-    cdef Py_ssize_t most = TILE if g.lanes > 32 else FEW
-    cdef Py_ssize_t least = g.keys, lane, n, n_ahead, k, steps, stride, lines
+    cdef Py_ssize_t most = TILE if g.lanes > 32 else FEW, D = round_up(job.D, STEP)
+    cdef Py_ssize_t least = g.keys, lane, width, n, n_ahead, k, steps, lines
+    cdef const char* at[TILE]           # of each block of 16 rows
+    cdef Py_ssize_t strides[TILE]
     cdef vec top
     cdef bint odd, begin
-    cdef int now = 0
+    cdef int now = 0, i
     cdef Ahead ahead
+    cdef Weighing weighing
     for lane in range(g.lanes):
         m[lane] = -INFINITY
         sees[lane] = visible(job, g.b, g.row0 + lane) if lane < g.rows else g.keys
@@ -374,26 +391,32 @@ cdef inline void attend_tiles(
         steps = (n + STEP - 1) // STEP
         for k in range(n):
             rows[k] = found[now][k]
-        stride = pack_rows(job, w, g.b, key, rows, n)
+        if not in_place(job):
+            pack_rows(job, w, g.b, key, rows, n)
+        find_blocks(w, rows, n, D * 2, g.lanes > 2 * LANES, at, strides)
         for k in range(n, steps * STEP):
             rows[k] = <const unsigned char*>w.zeros
-        score_tiles(job, w, g, rows, n, stride, &ahead, lines * 3 // 10)
 
         odd = False
+        weighing.blocks = weighing.n = 0
         lane = 0
         while lane < g.lanes:
-            s = w.s + lane * TILE
-            if scale_scores(s, n, job.scale, &top) or key + n > least:
-                score_again(job, w, g, lane, rows, n, s)
-                mask(s, n, LANES, key, sees + lane)
-                odd |= scale_scores(s, n, 1, &top)
-            if bends(job):
-                bend(job, g, key, lane, s, n)
-                scale_scores(s, n, 1, &top)
-            weigh(s, n, top, m + lane, total + lane, w.rescale + lane)
-            memset(s + n * LANES, 0, (steps * STEP - n) * LANES * sizeof(real))
-            split_weights(s, steps, <Picks*>w.picks, <char*>w.p + lane * TILE * 4)
-            lane += LANES
+            width = min(2 * LANES, g.lanes - lane)
+            score_tiles(job, w, g, lane, width, at, strides, n, &weighing, &ahead, lines * 3 * width // (10 * g.lanes))
+            end_weights(w, &weighing, lane - 2 * LANES, steps, total)
+            weighing.s, weighing.n, weighing.k, weighing.blocks = w.s + lane * TILE, n, 0, width // LANES
+            for i in range(weighing.blocks):
+                s = weighing.s + i * TILE * LANES
+                if scale_scores(s, n, job.scale, &top) or key + n > least:
+                    score_again(job, w, g, lane, rows, n, s)
+                    mask(s, n, LANES, key, sees + lane)
+                    odd |= scale_scores(s, n, 1, &top)
+                if bends(job):
+                    bend(job, g, key, lane, s, n)
+                    scale_scores(s, n, 1, &top)
+                begin_weights(&weighing, i, top, m + lane, w.rescale + lane)
+                lane += LANES
+        end_weights(w, &weighing, lane - weighing.blocks * LANES, steps, total)
         for k in range(n):
             rows[k] += job.first_value * 2
         if odd:
@@ -401,7 +424,7 @@ cdef inline void attend_tiles(
             leave_out_rows(job, w, rows, n)
         begin = key == chunk * g.chunk
         if not begin:
-            rescale_rows(o, g.lanes, job.V_tiles, w.rescale)
+            rescale_rows(o, job.o_row, g.lanes, job.V_tiles, w.rescale)
         add_value_tiles(job, w, g, rows, steps, o, begin, &ahead, lines * 7 // 10)
         if odd and job.softcap > 0:
             add_rows(job, w, g, key, rows, whole, n, o)

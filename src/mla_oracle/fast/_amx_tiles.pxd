@@ -5,7 +5,7 @@
 #   values   O[lane, column]  A = weights turned to [lane, key], B = rows by pairs of keys
 #
 # Tiles 0 to 3 hold sums; 4 and 5 an A, 6 and 7 a B.
-from mla_oracle.fast._tiles cimport LANES, TILE, Ahead, fetch_lines, real, vec, veci, word
+from mla_oracle.fast._tiles cimport LANES, TILE, Ahead, fetch_lines, real, vec, veci, weight_of, word
 
 cdef extern from "_amx.h" nogil:
     const bint HAS_TILES
@@ -67,6 +67,28 @@ cdef inline void turn(veci* x, const Picks* picks) noexcept nogil:
     exchange(x, picks, 3, 1)
 
 
+cdef struct Weighing:
+    # One or two blocks of lanes whose scores become weights, key after key, while tiles of others are multiplied.
+    real* s                         # [blocks] of [TILE, LANES]
+    Py_ssize_t n, k                 # keys, the next one
+    Py_ssize_t rate                 # keys for each step of the others
+    int blocks
+    vec base[2]
+    vec total[2]
+
+
+cdef inline void weigh_keys(Weighing* b, Py_ssize_t keys) noexcept nogil:
+    cdef Py_ssize_t stop = min(b.k + keys, b.n)
+    cdef vec* s
+    cdef int i
+    while b.k < stop:
+        for i in range(b.blocks):
+            s = <vec*>b.s + i * TILE + b.k
+            s[0] = weight_of(s[0] - b.base[i])
+            b.total[i] = b.total[i] + s[0]
+        b.k += 1
+
+
 cdef inline void zero_sums() noexcept nogil:
     tile_zero(0)
     tile_zero(1)
@@ -90,11 +112,10 @@ cdef inline void store_sums(real* o, Py_ssize_t a, Py_ssize_t b, Py_ssize_t stri
 
 
 cdef inline void wide_score_tiles(
-    const char* k0, Py_ssize_t stride0,     # 16 rows
-    const char* k1, Py_ssize_t stride1,     # 16 more
+    const char** k, const Py_ssize_t* stride,   # 2 times 16 rows
     const char* q, Py_ssize_t steps, int terms, Py_ssize_t plane,
-    real* s,                                # OUT [32, 16]; and, TILE x LANES on, for the next 16 lanes
-    Ahead* ahead, Py_ssize_t rate,
+    real* s,                                    # OUT [32, 16]; and, TILE x LANES on, for the next 16 lanes
+    Weighing* before, Ahead* ahead, Py_ssize_t rate,
 ) noexcept nogil:
     cdef Py_ssize_t step
     cdef const char* at
@@ -102,8 +123,8 @@ cdef inline void wide_score_tiles(
     zero_sums()
     for step in range(steps):
         fetch_lines(ahead, rate)
-        tile_load(4, k0 + step * 64, stride0)
-        tile_load(5, k1 + step * 64, stride1)
+        tile_load(4, k[0] + step * 64, stride[0])
+        tile_load(5, k[1] + step * 64, stride[1])
         for t in range(terms):
             at = q + t * plane + step * BYTES
             tile_load(6, at, 64)
@@ -112,14 +133,15 @@ cdef inline void wide_score_tiles(
             tile_multiply(1, 4, 7)
             tile_multiply(2, 5, 6)
             tile_multiply(3, 5, 7)
+        weigh_keys(before, before.rate)
     store_sums(s, TILE * LANES, 16 * LANES, LANES)
 
 
 cdef inline void narrow_score_tiles(
-    const char** k, const Py_ssize_t* stride, int n,    # 4 or 2 times 16 rows
+    const char** k, const Py_ssize_t* stride,   # 4 times 16 rows
     const char* q, Py_ssize_t steps, int terms, Py_ssize_t plane,
-    real* s,                                    # OUT [n, 16, 16]
-    Ahead* ahead, Py_ssize_t rate,
+    real* s,                                    # OUT [64, 16]
+    Weighing* before, Ahead* ahead, Py_ssize_t rate,
 ) noexcept nogil:
     cdef Py_ssize_t step
     cdef const char* at
@@ -134,16 +156,12 @@ cdef inline void narrow_score_tiles(
             tile_multiply(0, 4, 6)
             tile_load(5, k[1] + step * 64, stride[1])
             tile_multiply(1, 5, 6)
-            if n == 4:
-                tile_load(4, k[2] + step * 64, stride[2])
-                tile_multiply(2, 4, 6)
-                tile_load(5, k[3] + step * 64, stride[3])
-                tile_multiply(3, 5, 6)
-    tile_store(0, s, 64)
-    tile_store(1, s + 16 * LANES, 64)
-    if n == 4:
-        tile_store(2, s + 32 * LANES, 64)
-        tile_store(3, s + 48 * LANES, 64)
+            tile_load(4, k[2] + step * 64, stride[2])
+            tile_multiply(2, 4, 6)
+            tile_load(5, k[3] + step * 64, stride[3])
+            tile_multiply(3, 5, 6)
+        weigh_keys(before, before.rate)
+    store_sums(s, 16 * LANES, 32 * LANES, LANES)
 
 
 cdef inline void split_weights(

@@ -206,7 +206,7 @@ cdef inline void add_values(
     const Job* job, Work* w,
     const stored_real** rows,       # [n]
     Py_ssize_t n, Py_ssize_t used,  # n in whole KEYS
-    real* o,                        # [used, V_tiles]
+    real* o,                        # [used, o_row]
     Ahead* ahead,
 ) noexcept nogil:
     cdef const stored_real* tail[TILE]
@@ -224,11 +224,11 @@ cdef inline void add_values(
             p = w.s + head // LANES * TILE * LANES + head % LANES
             if column + COLUMNS > readable:
                 values(tail, n, 0, p, LANES, w.rescale + head,
-                       o + head * job.V_tiles + column, job.V_tiles,
+                       o + head * job.o_row + column, job.o_row,
                        ahead)
             else:
                 values(rows, n, column, p, LANES, w.rescale + head,
-                       o + head * job.V_tiles + column, job.V_tiles,
+                       o + head * job.o_row + column, job.o_row,
                        ahead)
             head += VALUE_HEADS
         column += COLUMNS
@@ -236,7 +236,7 @@ cdef inline void add_values(
 
 cdef inline void attend(
     const Job* job, Work* w, const Group* g, Py_ssize_t chunk,
-    real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, V_tiles]
+    real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, o_row]
 ) noexcept nogil:
     cdef real* total = m + g.lanes
     cdef real* o = m + 2 * g.lanes
@@ -318,12 +318,12 @@ cdef inline void attend(
             if odd:
                 leave_out(job, w, live, n)
             used = min(width, g.rows - lane)
-            add_values(job, w, live, round_up(n, KEYS), used, o + lane * job.V_tiles, &ahead)
+            add_values(job, w, live, round_up(n, KEYS), used, o + lane * job.o_row, &ahead)
             if odd and job.softcap > 0:
                 for k in range(n):
                     if live[k] == <const stored_real*>w.zeros:
                         add_row(job, g, key + k, lane, w.s + k * LANES, rows[k] + job.first_value, used,
-                                o + lane * job.V_tiles)
+                                o + lane * job.o_row)
             q += D * width
             lane += width
         fetch_lines(&ahead, n_ahead * ahead.bytes)
@@ -358,6 +358,6 @@ cdef inline void finish(
         job.lse[g.b * job.T * job.H + g.row0 + r] = <real>(top + log(total))
         for i in range(g.chunks):
             weight[i] = <real>(weight[i] / total)
-            o = states + i * size + 2 * g.lanes + r * job.V_tiles
+            o = states + i * size + 2 * g.lanes + r * job.o_row
             for d in range(job.V):
                 out[d] = (out[d] if i else 0) + weight[i] * o[d]

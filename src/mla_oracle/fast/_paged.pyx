@@ -9,7 +9,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from mla_oracle.fast._amx_tiles cimport HAS_TILES
 from mla_oracle.fast._blocks cimport read_row
 from mla_oracle.fast._lookup cimport make_tables
-from mla_oracle.fast._plan cimport Group, Job, group_at, groups_per_request, round_up, state_size
+from mla_oracle.fast._plan cimport Group, Job, group_at, groups_per_request, round_up, state_row, state_size
 from mla_oracle.fast._tasks cimport take_part
 from mla_oracle.fast._tiles cimport COLUMNS, LANES, LINE, PAIR, exp_of, real, splat, stored_half, tanh_of, vec
 from mla_oracle.fast._unpack cimport Packing, ScaleRule
@@ -21,7 +21,7 @@ def plan(Py_ssize_t T, Py_ssize_t H, Py_ssize_t V, bint causal, const int32_t[:]
     cdef Job job
     cdef Group g
     cdef Py_ssize_t tasks = 0, index, pool = 0
-    job.B, job.T, job.H, job.causal, job.V_tiles = seq_lens.shape[0], T, H, causal, round_up(V, COLUMNS)
+    job.B, job.T, job.H, job.causal, job.o_row = seq_lens.shape[0], T, H, causal, state_row(round_up(V, COLUMNS))
     job.seq_lens = &seq_lens[0]
     job.seq_stride = seq_lens.strides[0]
     for index in range(job.B * groups_per_request(&job)):
@@ -119,6 +119,7 @@ cdef run(
     cdef int i
     job.B, job.T, job.H, job.V = out.shape[0], out.shape[1], out.shape[2], out.shape[3]
     job.V_tiles = round_up(job.V, COLUMNS)
+    job.o_row = state_row(job.V_tiles)
     job.row = max(round_up(job.D, LINE), job.first_value + job.V_tiles)
     job.pe = NULL
     job.q, job.seq_lens = &q[0, 0, 0, 0], &seq_lens[0]

@@ -38,6 +38,7 @@ cdef struct Job:
     Py_ssize_t first_value          # of a row: value = V numbers from here on
     Py_ssize_t row_bytes            # stored, at `kv` or `listed`
     Py_ssize_t V_tiles              # V rounded up to whole value tiles
+    Py_ssize_t o_row                # numbers from row to row of a state's o: an odd number of lines (see state_row)
     Py_ssize_t row                  # numbers of a packed row: at least D and V_tiles
     Py_ssize_t block_size
     int q_dtype, kv_dtype
@@ -69,10 +70,9 @@ cdef struct Work:
     real* packed                    # [TILE, row]
     real* tail                      # [TILE, COLUMNS]
     real* zeros                     # [row]
-    real* state                     # m [lanes], l [lanes], o [lanes, V_tiles]
+    real* state                     # m [lanes], l [lanes], o [lanes, o_row]
     # With tiles alone (_amx.pxd, which also says what q, s, packed and tail are there):
     real* p                         # weights as bf16
-    real* block                     # 64 rows, on cache lines
     real* picks
     int terms                       # of the query
 
@@ -119,8 +119,13 @@ cdef inline bint advance(const Job* job, Group* g, Py_ssize_t task) noexcept nog
     return True
 
 
+cdef inline Py_ssize_t state_row(Py_ssize_t V_tiles) noexcept nogil:
+    # At an even distance of lines, 2 KB above all, the same columns of all rows fall into a few sets of the cache.
+    return (round_up(V_tiles, LINE) // LINE | 1) * LINE
+
+
 cdef inline Py_ssize_t state_size(const Job* job, Py_ssize_t lanes) noexcept nogil:
-    return round_up(lanes * (2 + job.V_tiles), LINE)
+    return round_up(lanes * (2 + job.o_row), LINE)
 
 
 cdef inline real* carve(char** memory, Py_ssize_t numbers) noexcept nogil:

@@ -54,11 +54,11 @@ cdef inline void add_row(
     const real* p,                  # weights of the key: [used / LANES] of [LANES], TILE x LANES apart
     const stored_real* row,         # its value [V], that was left out
     Py_ssize_t used,
-    real* o,                        # [used, V_tiles]: lanes lane, lane + 1, ...
+    real* o,                        # [used, o_row]: lanes lane, lane + 1, ...
 ) noexcept nogil:
     cdef Py_ssize_t i, d
     for i in range(used):
         if job.bias != NULL and bias_at(job, g, key, lane + i)[0] == -INFINITY:
             continue
         for d in range(job.V):
-            o[i * job.V_tiles + d] += p[i // LANES * TILE * LANES + i % LANES] * row[d]
+            o[i * job.o_row + d] += p[i // LANES * TILE * LANES + i % LANES] * row[d]

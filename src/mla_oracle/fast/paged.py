@@ -77,7 +77,7 @@ def decode(
 
     Each thread takes scratch: turned queries, one tile, one state, together about 128 x (D + V) numbers
     (amx: 128 x (2 D + V));
-    and a pool of partial states of at most 2048 x (V + 2) numbers (4 MB in f32 for V = 512) if a request is
+    and a pool of partial states of at most 2048 x (V + 18) numbers (4.3 MB in f32 for V = 512) if a request is
     split.
     """
     if out.size == 0:
