@@ -71,7 +71,7 @@ cdef struct Work:
     real* tail                      # [TILE, COLUMNS]
     real* zeros                     # [row]
     real* state                     # m [lanes], l [lanes], o [lanes, o_row]
-    # With tiles alone (_amx.pxd, which also says what q, s, packed and tail are there):
+    # With tiles alone (_amx_rows.pxd, which also says what q, s, packed and tail are there):
     real* p                         # weights as bf16
     real* picks
     int terms                       # of the query

@@ -7,9 +7,8 @@
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-from mla_oracle.fast._amx cimport (
-    attend_tiles, lay_out_tiles, load_query_tiles, prepare_tiles,
-)
+from mla_oracle.fast._amx cimport attend_tiles
+from mla_oracle.fast._amx_rows cimport lay_out_tiles, load_query_tiles, prepare_tiles
 from mla_oracle.fast._amx_tiles cimport HAS_TILES, tiles_off, tiles_on
 from mla_oracle.fast._blocks cimport attend, finish, load_queries
 from mla_oracle.fast._plan cimport MERGED, Group, Job, Work, advance, group_at, lay_out, round_up, state_size
