@@ -48,7 +48,7 @@ class Figure:
 
 
 def ratio(
-    what: str, where: str, asked: float, a: Samples | None, b: Samples | None, note: str = ""
+    what: str, where: str, asked: float | None, a: Samples | None, b: Samples | None, note: str = ""
 ) -> Figure | None:
     """The speed of `a` over that of `b`, which ran in turns; None without both."""
     if a is None or b is None:
@@ -89,6 +89,11 @@ def of_shape(shape: str, races: dict[str, Race], isa: str, bf16_isa: str) -> Ite
     )
     pair = bf16_two["mla-oracle"], bf16_two["one thread"]
     yield ratio(f"bf16 ({bf16_isa}), 2 threads over 1", shape, TWO_OVER_ONE, *pair, "by the wall")
+    for name in ("f32", "bf16"):
+        what, near, two = f"{name}, rows in L2", races[f"{name} near"], races[f"{name} two near"]
+        yield Figure(f"{what}, share of peak", shape, None, near["mla-oracle"].share, near["mla-oracle"].counts)
+        pair = two["mla-oracle"], two["one thread"]
+        yield ratio(f"{what}, 2 threads over 1", shape, None, *pair, "by the wall")
     for name, race, own in (("f32", f32, ours), ("bf16", bf16, ours_bf16)):
         if shape in OVER_SEED[name]:
             asked = OVER_SEED[name][shape]

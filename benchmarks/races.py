@@ -99,7 +99,8 @@ class Course:
 
 
 def shape_races(course: Course, shape: str) -> dict[str, Race]:
-    """{"f32", "bf16": one thread, with peers; "f32 two", "bf16 two": ours at two; "v3" in S1}."""
+    """{"f32", "bf16": one thread, with peers; "f32 two", "bf16 two": ours at two; "v3" in S1; and "... near": rows that
+    stay in the second cache}."""
     case = paged(*SHAPES[shape])
     heads, races = course.heads(case.sizes[1]), {}
     seeded = shape in SEEDED and course.available("seeds", lambda: compiled("paged"))
@@ -112,10 +113,15 @@ def shape_races(course: Course, shape: str) -> dict[str, Race]:
         if name == "f32" and shape == "S1":
             contestants.append(course.ours(problem, "mla-oracle f64", precision="f64"))
         races[name] = course.race(title, contestants, truth, heads, limit, course.peak(course.isa))
-        two = [course.ours(problem, threads=2)]
-        if name == "bf16":
-            two.append(course.ours(problem, "one thread"))
-        races[f"{name} two"] = course.race(title, two, truth, heads, limit, course.peak(course.isa, 2))
+        near = problem.near()
+        races[f"{name} near"] = course.race(
+            f"{title} near", [course.ours(near)], near.truth(heads), heads, limit, course.peak(course.isa)
+        )
+        for where, one in (("", problem), (" near", near)):
+            two = [course.ours(one, threads=2), course.ours(one, "one thread")]
+            races[f"{name} two{where}"] = course.race(
+                f"{title}{where}", two, one.truth(heads), heads, limit, course.peak(course.isa, 2)
+            )
         if name == "f32" and shape == "S1" and course.isa != "v3" and "v3" in isas.available():
             v3 = [problem.decode("mla-oracle", "v3")]
             races["v3"] = course.race(title, v3, truth, heads, limit, course.peak("v3"))
