@@ -234,6 +234,12 @@ cdef inline void add_values(
         column += COLUMNS
 
 
+cdef inline Py_ssize_t tile_of(Py_ssize_t keys) noexcept nogil:
+    # How many of the keys that are left are the next tile: in tiles of like size, each hides the next one's memory.
+    cdef Py_ssize_t tiles = (keys + TILE - 1) // TILE
+    return min(keys, round_up((keys + tiles - 1) // tiles, NARROW_TOKENS))
+
+
 cdef inline void attend(
     const Job* job, Work* w, const Group* g, Py_ssize_t chunk,
     real* m,                        # OUT the state: m [lanes], l [lanes], o [lanes, o_row]
@@ -263,11 +269,11 @@ cdef inline void attend(
     memset(total, 0, (state_size(job, g.lanes) - g.lanes) * sizeof(real))
 
     if key < stop:
-        find_rows(job, g.b, key, min(TILE, stop - key), found[0])
+        find_rows(job, g.b, key, tile_of(stop - key), found[0])
     while key < stop:
-        n = min(TILE, stop - key)
+        n = tile_of(stop - key)
         if key + n < stop:
-            n_ahead = min(TILE, stop - key - n)
+            n_ahead = tile_of(stop - key - n)
             find_rows(job, g.b, key + n, n_ahead, found[1 - now])
         else:
             n_ahead = first_rows_of_next(job, g, found[1 - now], TILE)
