@@ -63,7 +63,7 @@ def attend_naive(
     elif used == "fast":
         from .fast import naive
 
-        naive.attend(*problem.widened(), problem.scale, problem.out, threads, isa)
+        naive.attend(*problem.arrays, problem.scale, problem.out, threads, isa)
     else:
         from .reference import _naive
 
@@ -109,7 +109,7 @@ def attend_absorbed(
     elif used == "fast":
         from .fast import absorbed
 
-        absorbed.attend(*problem.widened(), problem.scale, problem.out, threads, isa)
+        absorbed.attend(*problem.arrays, problem.scale, problem.out, threads, isa)
     else:
         from .reference import _absorbed
 

@@ -5,7 +5,8 @@
 #   attend         o_lat        = attention over the rows c_kv | k_pe      tasks as for paged decode
 #   up_project     out[t, h, j] = w_uv[h, j] . o_lat[t, h]                a task is a head
 #
-# Arrays have any strides but the innermost, which is one number.
+# Arrays have any strides but the innermost, which is one number. Inputs are bytes of their stored dtypes
+# (reference._common.Stored), each with its own, and are widened by tile where that is not `real`.
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -15,6 +16,7 @@ from mla_oracle.fast._tasks cimport RELAXED, fetch_add, load, take_part
 from mla_oracle.fast._tiles cimport (
     COLUMNS, KEYS, LANES, LINE, PAIR, VALUE_HEADS, Ahead, fetch_lines, real, splat, stored_real, values, vec,
 )
+from mla_oracle.fast._widen cimport is_real, numbers_at, size_of, widen
 from mla_oracle.reference._common cimport STORED_F32, STORED_F64
 
 cdef enum:
@@ -23,9 +25,9 @@ cdef enum:
 
 
 cdef Py_ssize_t find_ahead(
-    const real[:, :, :] w,          # [H, P, L]
+    const unsigned char[:, :, :] w,     # [H, P, L]
     Py_ssize_t h, Py_ssize_t row, Py_ssize_t next_h,
-    const unsigned char** rows,     # OUT [STREAMS]: those of head h from `row` on, or the first of head next_h
+    const unsigned char** rows,         # OUT [STREAMS]: those of head h from `row` on, or the first of head next_h
 ) noexcept nogil:
     """Returns how many there are."""
     cdef Py_ssize_t n = 0, k
@@ -34,28 +36,50 @@ cdef Py_ssize_t find_ahead(
     if h < w.shape[0]:
         n = min(STREAMS, w.shape[1] - row)
     for k in range(n):
-        rows[k] = <const unsigned char*>&w[h, row + k, 0]
+        rows[k] = &w[h, row + k, 0]
     return n
 
 
+cdef void take_columns(
+    const unsigned char** rows, int dtype,      # [n] -> [L]
+    Py_ssize_t n, Py_ssize_t column, Py_ssize_t width,
+    real (*room)[COLUMNS],          # OUT [n]: `width` numbers of each from `column` on; what follows only fills up `o`
+) noexcept nogil:
+    cdef const stored_real* row
+    cdef Py_ssize_t k, i
+    if is_real(dtype):
+        for k in range(n):
+            row = <const stored_real*>rows[k] + column
+            for i in range(COLUMNS):
+                room[k][i] = row[i] if i < width else 0
+        return
+    for k in range(n):
+        widen(rows[k] + column * size_of(dtype), dtype, &room[k][0], width)
+
+
 cdef void absorb_head(
-    const real[:, :] q_nope,        # [T, P]
-    const real[:, :, :] w,          # [H, P, L]
+    const unsigned char[:, :] q_nope, int q_dtype,      # [T, P]
+    const unsigned char[:, :, :] w, int w_dtype,        # [H, P, L]
     Py_ssize_t h, Py_ssize_t next_h,
     real[:, :] q_lat,               # OUT [T, L]
     real* o,                        # scratch: [VALUE_HEADS, L rounded up to COLUMNS]
 ) noexcept nogil:
     cdef const stored_real* rows[STREAMS]
     cdef real p[STREAMS][VALUE_HEADS]
-    cdef real tail[STREAMS][COLUMNS]
+    cdef real room[STREAMS][COLUMNS]
     cdef real zeros[COLUMNS]
+    cdef real part[STREAMS]
+    cdef const stored_real* q
     cdef real one[VALUE_HEADS]
+    cdef const unsigned char* starts[STREAMS]
     cdef const unsigned char* found[STREAMS]
-    cdef Py_ssize_t T = q_nope.shape[0], P = w.shape[1], L = w.shape[2], o_stride = round_up(L, COLUMNS)
-    cdef Py_ssize_t t = 0, first, n, k, i, column
+    cdef bint in_place = is_real(w_dtype)
+    cdef Py_ssize_t T = q_nope.shape[0], P = w.shape[1], L = q_lat.shape[1], o_stride = round_up(L, COLUMNS)
+    cdef Py_ssize_t t = 0, first, n, k, i, column, size = size_of(w_dtype)
     cdef Ahead ahead
-    ahead.rows, ahead.bytes = found, L * sizeof(real)
+    ahead.rows, ahead.bytes = found, w.shape[2]
     memset(zeros, 0, sizeof(zeros))
+    memset(room, 0, sizeof(room))
     for i in range(VALUE_HEADS):
         one[i] = 1
     while t < T:
@@ -64,20 +88,25 @@ cdef void absorb_head(
         while first < P:
             n = min(STREAMS, P - first)
             ahead.n, ahead.row, ahead.at = find_ahead(w, h, first + STREAMS, next_h, found), 0, 0
-            for k in range(STREAMS):
-                for i in range(VALUE_HEADS):
-                    p[k][i] = q_nope[t + i, first + k] if t + i < T and k < n else 0
+            memset(p, 0, sizeof(p))
+            for i in range(min(VALUE_HEADS, T - t)):
+                q = numbers_at(&q_nope[t + i, first * size_of(q_dtype)], q_dtype, part, n)
+                for k in range(n):
+                    p[k][i] = q[k]
+            for k in range(n):
+                starts[k] = &w[h, first + k, 0]
             for k in range(n, STREAMS):
                 rows[k] = zeros
             column = 0
             while column < L:
-                for k in range(n):
-                    rows[k] = <const stored_real*>&w[h, first + k, 0] + column
-                    if column + COLUMNS > L:
-                        for i in range(COLUMNS):
-                            tail[k][i] = rows[k][i] if column + i < L else 0
-                        rows[k] = <const stored_real*>&tail[k][0]
-                fetch_lines(&ahead, STREAMS * COLUMNS // LINE)
+                if in_place and column + COLUMNS <= L:
+                    for k in range(n):
+                        rows[k] = <const stored_real*>starts[k] + column
+                else:
+                    take_columns(starts, w_dtype, n, column, min(COLUMNS, L - column), room)
+                    for k in range(n):
+                        rows[k] = <const stored_real*>&room[k][0]
+                fetch_lines(&ahead, STREAMS * COLUMNS * size // 64)
                 values(rows, round_up(n, KEYS), 0, &p[0][0], VALUE_HEADS, one, o + column, o_stride, &ahead)
                 column += COLUMNS
             first += STREAMS
@@ -118,60 +147,65 @@ cdef void dots(
 
 cdef void project_head(
     const real[:, :] o_lat,         # [T, L]
-    const real[:, :] w_uv,          # [V, L]
+    const unsigned char[:, :] w_uv, int w_dtype,        # [V, L]
     real[:, :] out,                 # OUT [T, V]
+    real* room,                     # scratch: [DOTS, L]
 ) noexcept nogil:
     cdef const stored_real* rows[DOTS]
     cdef real y[DOTS]
-    cdef Py_ssize_t V = w_uv.shape[0], j = 0, t, i
+    cdef Py_ssize_t V = w_uv.shape[0], L = o_lat.shape[1], j = 0, t, i
     while j < V:
         for i in range(DOTS):
-            rows[i] = <const stored_real*>&w_uv[min(j + i, V - 1), 0]
+            rows[i] = numbers_at(&w_uv[min(j + i, V - 1), 0], w_dtype, room + i * L, L)
         for t in range(o_lat.shape[0]):
-            dots(rows, <const stored_real*>&o_lat[t, 0], w_uv.shape[1], y)
+            dots(rows, <const stored_real*>&o_lat[t, 0], L, y)
             for i in range(min(DOTS, V - j)):
                 out[t, j + i] = y[i]
         j += DOTS
 
 
 def absorb_query(
-    const real[:, :, :] q_nope,     # [T, H, P]
-    const real[:, :, :] w_uk,       # [H, P, L]
+    const unsigned char[:, :, :] q_nope, int q_dtype,   # [T, H, P]
+    const unsigned char[:, :, :] w_uk, int w_dtype,     # [H, P, L]
     real[:, :, :] q_lat,            # [T, H, L]
     int64_t[::1] counter,           # [1], 0 at first, shared by all threads
 ):
     """Fill `q_lat`: q_nope seen from the latent space. Each thread calls this with the same arguments."""
-    cdef Py_ssize_t h, size = VALUE_HEADS * round_up(w_uk.shape[2], COLUMNS) * sizeof(real)
+    cdef Py_ssize_t h, size = VALUE_HEADS * round_up(q_lat.shape[2], COLUMNS) * sizeof(real)
     cdef real* o = <real*>malloc(size)
     if o == NULL:
         raise MemoryError(f"{size} bytes of scratch for one thread")
     with nogil:
         h = fetch_add(&counter[0], 1, RELAXED)
         while h < w_uk.shape[0]:
-            absorb_head(q_nope[:, h], w_uk, h, load(&counter[0], RELAXED), q_lat[:, h], o)
+            absorb_head(q_nope[:, h], q_dtype, w_uk, w_dtype, h, load(&counter[0], RELAXED), q_lat[:, h], o)
             h = fetch_add(&counter[0], 1, RELAXED)
         free(o)
 
 
 def up_project(
     const real[:, :, :] o_lat,      # [T, H, L]
-    const real[:, :, :] w_uv,       # [H, V, L]
+    const unsigned char[:, :, :] w_uv, int w_dtype,     # [H, V, L]
     real[:, :, :] out,              # [T, H, V]
     int64_t[::1] counter,           # [1], 0 at first, shared by all threads
 ):
     """Fill `out`: each head's latent output, decompressed. Each thread calls it with the same arguments."""
-    cdef Py_ssize_t h
+    cdef Py_ssize_t h, size = DOTS * o_lat.shape[2] * sizeof(real)
+    cdef real* room = <real*>malloc(size)
+    if room == NULL:
+        raise MemoryError(f"{size} bytes of scratch for one thread")
     with nogil:
         h = fetch_add(&counter[0], 1, RELAXED)
         while h < w_uv.shape[0]:
-            project_head(o_lat[:, h], w_uv[h], out[:, h])
+            project_head(o_lat[:, h], w_uv[h], w_dtype, out[:, h], room)
             h = fetch_add(&counter[0], 1, RELAXED)
+        free(room)
 
 
 def attend(
     const real[:, :, ::1] q,        # [T, H, L + R]
-    const real[:, :] c_kv,          # [t_kv, L]
-    const real[:, :] k_pe,          # [t_kv, R]
+    const unsigned char[:, :] c_kv, int kv_dtype,       # [t_kv, L]
+    const unsigned char[:, :] k_pe, int pe_dtype,       # [t_kv, R]
     double softmax_scale,
     real[:, :, ::1] o_lat,          # [T, H, L]
     real[:, ::1] lse,               # [T, H]
@@ -192,15 +226,16 @@ def attend(
     job.o_row = state_row(job.V_tiles)
     job.row = max(round_up(job.D, LINE), job.V_tiles)
     job.block_size = t_kv
-    job.q, job.kv = <const unsigned char*>&q[0, 0, 0], <const unsigned char*>&c_kv[0, 0]
+    job.q, job.kv = <const unsigned char*>&q[0, 0, 0], &c_kv[0, 0]
     job.table, job.seq_lens = &page, &t_kv
-    job.pe, job.pe_stride = <const unsigned char*>&k_pe[0, 0], k_pe.strides[0]
+    job.pe, job.pe_stride, job.pe_dtype = &k_pe[0, 0], k_pe.strides[0], pe_dtype
     job.q_strides[0], job.q_strides[1], job.q_strides[2] = 0, q.strides[0], q.strides[1]
     job.kv_strides[0], job.kv_strides[1] = 0, c_kv.strides[0]
     job.table_strides[0], job.table_strides[1], job.seq_stride = 0, 0, 0
-    job.row_bytes = job.D_kv * sizeof(real)
-    job.q_dtype = job.kv_dtype = STORED_F64 if sizeof(real) == 8 else STORED_F32
-    job.direct, job.causal = job.D % PAIR == 0 and job.D_kv % PAIR == 0, True
+    job.row_bytes = c_kv.shape[1]
+    job.q_dtype, job.kv_dtype = STORED_F64 if sizeof(real) == 8 else STORED_F32, kv_dtype
+    job.direct = is_real(kv_dtype) and is_real(pe_dtype) and job.D % PAIR == 0 and job.D_kv % PAIR == 0
+    job.causal = True
     job.scale, job.empty_lse = <real>softmax_scale, 0
     job.counters, job.out, job.lse = &counters[0], &o_lat[0, 0, 0], &lse[0, 0]
     with nogil:

@@ -96,6 +96,7 @@ cdef inline void read_row(
     real* row,                      # OUT [D]; of bf16 for tiles, where it is looked up
 ) noexcept nogil:
     cdef const unsigned char* apart = NULL
+    cdef int apart_dtype = job.kv_dtype
     cdef size_t later       # past the end of a list it is no address, so not a pointer to be added to
     if job.apart != NULL:
         apart = <const unsigned char*>job.apart[b * job.listed_stride + key]
@@ -103,7 +104,7 @@ cdef inline void read_row(
         prefetch(<const void*>later, 0, 3)
         prefetch(<const void*>(later + 64), 0, 3)
     elif job.pe != NULL:
-        apart = job.pe + key * job.pe_stride
+        apart, apart_dtype = job.pe + key * job.pe_stride, job.pe_dtype
     if job.packing != NULL:
         if HAS_LOOKUP and job.packing.looked_up:
             look_up_row(job.packing, stored, apart, row, job.D)
@@ -112,7 +113,7 @@ cdef inline void read_row(
         return
     widen(stored, job.kv_dtype, row, job.D_kv)
     if apart != NULL:
-        widen(apart, job.kv_dtype, row + job.D_kv, job.D - job.D_kv)
+        widen(apart, apart_dtype, row + job.D_kv, job.D - job.D_kv)
 
 
 cdef inline Py_ssize_t first_rows_of_next(
@@ -257,7 +258,8 @@ cdef inline void attend(
     cdef bint odd
     cdef const stored_real** part
     cdef Py_ssize_t d, stop_d, D = round_up(job.D, PAIR)
-    cdef Py_ssize_t split = job.D_kv if job.direct else D     # from here on the row is in rests
+    # From here on the row is in rests; widened rows are split where those read in place are, for the same bits.
+    cdef Py_ssize_t split = job.D_kv if job.pe != NULL and (job.D | job.D_kv) % PAIR == 0 else D
     cdef real scale
     cdef real* row
     cdef int now = 0
@@ -287,7 +289,7 @@ cdef inline void attend(
                 rows[k] = <const stored_real*>row
             live[k] = rows[k] + job.first_value
             if split < D:
-                rests[k] = <const stored_real*>(job.pe + (key + k) * job.pe_stride) - split
+                rests[k] = <const stored_real*>(job.pe + (key + k) * job.pe_stride) - split if job.direct else rows[k]
         for k in range(n, TILE):
             rows[k] = <const stored_real*>w.zeros
             rests[k] = rows[k]

@@ -25,6 +25,7 @@ cdef struct Job:
     Py_ssize_t q_strides[3]         # bytes, as all strides here
     Py_ssize_t kv_strides[2]
     Py_ssize_t pe_stride
+    int pe_dtype
     const int64_t* listed           # [B, listed_stride]: where each key's row lies, instead of kv and table; or NULL
     const int64_t* apart            # the same, of what a packed row has elsewhere; or NULL
     Py_ssize_t listed_stride        # numbers
