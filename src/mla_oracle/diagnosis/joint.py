@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from ..mutants import Mutant
-from .score import FAR, WITHIN, Evidence, Fit, joined, ranked
-
-Sums = tuple[float, float, float, float]
+from .score import FAR, WITHIN, Evidence, Fit, Sums, joined, ranked
 
 
 def unexplained(evidence: Evidence) -> Sums:
@@ -34,10 +31,6 @@ def _even(sums: Sums) -> Sums:
 
 def together(mutants: Sequence[Mutant], cases: Sequence[Mapping[str, Sums]]) -> list[Fit]:
     """Every mutant over all cases, best first."""
-    fits = []
-    for mutant in mutants:
-        of_cases = [Fit(mutant, 0.0, 0.0, sums=case.get(mutant.name, case[""])) for case in cases]
-        # A case counts as much as any other, however many rows it has.
-        even = [replace(fit, sums=_even(fit.sums)) for fit in of_cases]
-        fits.append(joined(even))
-    return ranked(fits)
+    # A case counts as much as any other, however many rows it has.
+    even = [{name: _even(sums) for name, sums in case.items()} for case in cases]
+    return ranked([joined(mutant, [case.get(mutant.name, case[""]) for case in even]) for mutant in mutants])

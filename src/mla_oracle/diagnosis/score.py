@@ -25,6 +25,7 @@ PREDICTED = 1.5  # a row right by its budget and beyond this by a mutant speaks 
 FAR = 1e3
 NEAR = 0.03  # of the error: shares so close are ranked by their distance
 BATCH_BYTES = 1 << 24
+Sums = tuple[float, float, float, float]  # of one case: explained, judged, squares, compared
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Fit:
     shares: Mapping[str, float] = field(default_factory=dict)  # of each result alone
     explained: float = 0.0  # the share over the rows that are wrong alone
     absent: Mapping[str, Array] = field(default_factory=dict)  # [*rows] wrong by the mutant, right in fact
-    sums: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # explained, judged, squares, compared
+    sums: Sums = (0.0, 0.0, 0.0, 0.0)
     where: str = ""  # the rows it holds in, where not in all
     beyond: Mapping[str, Array] = field(default_factory=dict)  # [*rows] not within the mutant's budget
 
@@ -76,44 +77,41 @@ class Evidence:
 
     def _batch(self, batch: list[tuple[Mutant, Results]]) -> list[Fit]:
         mutants, given = [mutant for mutant, _ in batch], [results for _, results in batch]
-        parts = []
+        m = len(given)
+        shares: list[dict[str, float]] = [{} for _ in given]
+        absent: list[dict[str, Array]] = [{} for _ in given]
+        beyond: list[dict[str, Array]] = [{} for _ in given]
+        total, judged, wrong, squares, count = np.zeros(m), np.zeros(m), 0, np.zeros(m), 0
         for name, actual in self.actual.items():
             other = np.stack([results[name] for results in given])
             raw, growth = self.measure.errors(name, actual, other, self.rows[name])  # [m, *rows]
-            error = self.error[name].ravel()
-            shape = (len(given), error.size)
-            parts.append((name, raw.reshape(shape), (raw / growth).reshape(shape), error))
-        return [
-            self._fit(mutant, [(name, raw[i], mine[i], error) for name, raw, mine, error in parts])
-            for i, mutant in enumerate(mutants)
-        ]
-
-    def _fit(self, mutant: Mutant, parts: list[tuple[str, Array, Array, Array]]) -> Fit:
-        shares, absent, beyond = {}, {}, {}
-        total = judged = squares = count = over_wrong = wrong = 0.0
-        for name, raw, mine, error in parts:
-            bad = error > WITHIN
+            error = self.error[name].ravel()  # [n]
+            raw, mine = raw.reshape(m, -1), (raw / growth).reshape(m, -1)  # [m, n]
+            bad, over = error > WITHIN, mine > WITHIN
             rows = bad | (mine > PREDICTED)
-            score = scores(error, raw, mine)
-            absent[name], beyond[name] = rows & ~bad, mine > WITHIN
-            explained, number = float(score.sum()), int(rows.sum())
-            shares[name] = explained / number if number else 1.0
+            explained, number = scores(error, raw, mine).sum(-1), rows.sum(-1)  # [m]
+            for i in range(m):
+                shares[i][name] = float(explained[i] / number[i]) if number[i] else 1.0
+                absent[i][name], beyond[i][name] = rows[i] & ~bad, over[i]
             total += explained
             judged += number
-            over_wrong += explained
             wrong += int(bad.sum())
-            squares += float(np.square(np.minimum(mine, FAR)).sum())
-            count += mine.size
-        return Fit(
-            mutant,
-            total / judged if judged else 0.0,
-            squares / max(count, 1),
-            shares,
-            over_wrong / wrong if wrong else 0.0,
-            absent,
-            (total, judged, squares, count),
-            beyond=beyond,
-        )
+            squares += np.square(np.minimum(mine, FAR)).sum(-1)
+            count += error.size
+        sums = np.stack([total, judged, squares, np.full(m, count)], -1).tolist()  # [m, 4]
+        return [
+            Fit(
+                mutant,
+                share=sums[i][0] / sums[i][1] if sums[i][1] else 0.0,
+                distance=sums[i][2] / max(count, 1),
+                shares=shares[i],
+                explained=sums[i][0] / wrong if wrong else 0.0,
+                absent=absent[i],
+                sums=tuple(sums[i]),
+                beyond=beyond[i],
+            )
+            for i, mutant in enumerate(mutants)
+        ]
 
     def distance(self, mutant: Mutant, absent: Mapping[str, Array]) -> float:
         """The distance of a fit that holds but in the rows `absent` [*rows], which are right."""
@@ -141,11 +139,11 @@ def scores(error: Array, raw: Array, mine: Array) -> Array:
     return np.where(error > WITHIN, np.where(mine <= WITHIN, 1.0, gone), 0.0)
 
 
-def joined(fits: list[Fit]) -> Fit:
-    """One mutant's fits on several cases as one."""
-    total, judged, squares, count = (sum(column) for column in zip(*(fit.sums for fit in fits), strict=True))
+def joined(mutant: Mutant, cases: Iterable[Sums]) -> Fit:
+    """One mutant's sums on several cases as one fit."""
+    total, judged, squares, count = (sum(column) for column in zip(*cases, strict=True))
     share = total / judged if judged else 0.0
-    return Fit(fits[0].mutant, share, squares / max(count, 1), sums=(total, judged, squares, count))
+    return Fit(mutant, share, squares / max(count, 1), sums=(total, judged, squares, count))
 
 
 def ranked(fits: list[Fit]) -> list[Fit]:
