@@ -20,6 +20,7 @@ from mla_oracle.mutants.lists import NEW, of_lists
 from mla_oracle.oracle import expected
 from mla_oracle.suites import choose
 from mla_oracle.suites.extended import SETS, extended, names_like, names_of
+from mla_oracle.verdict import budget
 from mla_oracle.verdict.compare import check
 from mla_oracle.verdict.locate import in_row_axes
 
@@ -39,6 +40,12 @@ class Prepared:
 
     def actual(self, mutant):
         return stored(self.suspects.results(mutant), self.kinds, self.truth, self.noise)
+
+    def check(self, actual):
+        """The verdict of `check`, whose budgets are known: they are of the same case, dtypes and truth."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(budget, "budgets", lambda *asked: self.measure.budgets)
+            return check(self.case, actual, self.truth)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +71,7 @@ def judged(suite, prepared):
             rejected, sums = False, []
             for p in [prepared[case_id], *more[:1]]:
                 actual = p.actual(mutant)
-                rejected |= not check(p.case, actual, p.truth).passed
+                rejected |= not p.check(actual).passed
                 sums.append(sums_of(Evidence(p.suspects, p.measure, actual)))
             known = [m for m in bank() if any(m.name in of_case for of_case in sums)]
             families = dict.fromkeys(fit.mutant.family for fit in together(known, sums))
@@ -97,7 +104,7 @@ def test_a_right_kernel_is_accepted_on_every_case(prepared):
     for case_id, p in prepared.items():
         for seed in (4, 5):
             actual = stored(p.truth, p.kinds, p.truth, noise_of(p.case, p.kinds, p.truth, seed))
-            verdict = check(p.case, actual, p.truth)
+            verdict = p.check(actual)
             assert verdict.passed, (case_id, verdict.reason)
 
 

@@ -90,9 +90,12 @@ class Measure:
         not, its roundings are not known and COARSE of it may be missed.
         """
         g, w = widen(actual, np.float64), widen(other, np.float64)
-        z: Array = np.abs(g - w) / scale
-        odd = np.nonzero(~np.isfinite(z) | (scale == 0))
-        if len(odd[0]):
+        z: Array = g - w
+        np.abs(z, out=z)
+        z /= scale
+        strange = ~np.isfinite(z) | (scale == 0)
+        if strange.any():
+            odd = np.nonzero(strange)
             g, w, right, scale = (np.broadcast_to(x, z.shape)[odd] for x in (g, w, truth, scale))
             held = w if isinstance(self.case, AppendCase) else widen(dtypes.round_to(w, self.kinds[name]), np.float64)
             same = (g == held) | (g == w) | (np.isnan(g) & np.isnan(w))
@@ -105,7 +108,8 @@ class Measure:
 def _size(x: Array, is_lse: bool) -> Array:
     """[*rows] the size of what is finite of each row; of an lse plus one, as it may be 0 by chance."""
     x = widen(x, np.float64)
-    x = np.where(np.isfinite(x), x, 0.0)
+    finite = np.isfinite(x)
+    x = x if finite.all() else np.where(finite, x, 0.0)
     if is_lse:
         return np.abs(x) + 1
     found: Array = np.sqrt(np.square(x).mean(-1)) if x.shape[-1] else np.zeros(x.shape[:-1])

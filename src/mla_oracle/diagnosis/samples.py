@@ -109,8 +109,8 @@ def count(s: Array, lse: Array) -> Array:
 
 
 def log_sum(s: Array) -> Array:
-    """[R] of [R, n]"""
+    """[..., R] of [..., R, n]"""
     top = s.max(-1, initial=-np.inf)
     safe = np.where(np.isfinite(top), top, 0)
-    found: Array = safe + np.log(np.exp(s - safe[:, None]).sum(-1))
+    found: Array = safe + np.log(np.exp(s - safe[..., None]).sum(-1))
     return found

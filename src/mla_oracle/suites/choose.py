@@ -61,6 +61,7 @@ class _Candidate:
     errors: dict[str, float] = field(default_factory=dict)
     prints: dict[str, Array] = field(default_factory=dict)
     truth: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    parts: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def print_of(self, name: str) -> Array:
         return self.prints.get(name, self.truth)
@@ -212,4 +213,12 @@ def _mixed(groups: list[list[str]], family: dict[str, str]) -> list[list[str]]:
 def _gain(look: _Candidate, left: set[str], groups: list[list[str]], family: dict[str, str]) -> int:
     """Mutants that are seen for the first time, and groups of several classes that fall apart."""
     new = sum(look.errors.get(name, 0.0) > SURE for name in left)
-    return new + sum(len(_split([group], look)) - 1 for group in _mixed(groups, family))
+    return new + sum(_parts(look, group) - 1 for group in _mixed(groups, family))
+
+
+def _parts(look: _Candidate, group: list[str]) -> int:
+    """How many groups `group` falls into; most are asked about again after every choice."""
+    key = tuple(group)
+    if key not in look.parts:
+        look.parts[key] = len(_split([group], look))
+    return look.parts[key]
