@@ -67,15 +67,16 @@ cdef inline void find_rows(
     const Job* job, Py_ssize_t b, Py_ssize_t key, Py_ssize_t n,
     const unsigned char** rows,     # OUT [TILE]; past n it repeats the last one
 ) noexcept nogil:
-    cdef const char* table = <const char*>job.table + b * job.table_strides[0]
     cdef Py_ssize_t page = key // job.block_size, slot = key % job.block_size, k
+    cdef const char* table
     cdef const unsigned char* at = NULL
-    if job.listed != NULL:
+    if job.listed != NULL:  # there may be no table
         for k in range(n):
             rows[k] = <const unsigned char*>job.listed[b * job.listed_stride + key + k]
         for k in range(n, TILE):
             rows[k] = rows[n - 1]
         return
+    table = <const char*>job.table + b * job.table_strides[0]
     for k in range(n):
         if k == 0 or slot == job.block_size:
             if k:
