@@ -120,6 +120,28 @@ def test_amx_keeps_the_accuracy_of_f32(build):
     assert np.abs(fast(case, isa=build)[0] - expected).max() <= 4e-6 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("build", [build for build in BUILDS if "amx" in build])
+def test_on_amx_a_weight_keeps_what_two_terms_hold(build):
+    # A key of weight 1 and value 0, one of value 1: the output is the other's weight, and the bound is little else.
+    case = make(1, 32, 128, 1, 1, [2], 2, causal=False, scale=1.0)
+    case.q[...] = np.random.default_rng(1).uniform(-1.4, 0, case.q.shape)
+    for position in range(2):
+        place(case, 0, position, np.float32(position))
+    assert_within_bound(case, isa=build)
+
+
+@pytest.mark.parametrize("rest", [2.0**-9, 2.0**-9 + 2.0**-20])
+@pytest.mark.parametrize(("head", "column"), [(0, 0), (0, 39), (39, 0), (39, 39), (17, 31)])
+def test_one_number_of_the_queries_that_is_no_bf16_keeps_its_bits(isa, head, column, rest):
+    # On amx the queries of a group have as many terms as the one that needs most.
+    many = make(1, 1, 40, 40, 32, [100], 16)
+    few = many.but(q=many.q.astype(ml_dtypes.bfloat16).astype(np.float32))
+    few.q[0, 0, head, column] = 64 * (1 + rest)
+    many.q[0, 0, head] = few.q[0, 0, head]
+    for a, b in zip(fast(few, isa=isa), fast(many, isa=isa), strict=True):
+        assert a[0, 0, head].tobytes() == b[0, 0, head].tobytes()
+
+
 @pytest.mark.parametrize("exponent", [-30, -20, 20])
 def test_small_queries_of_large_keys_and_the_reverse(isa, dtype, exponent):
     case = make(1, 1, 20, 40, 32, [200], 16, q_size=10.0**exponent, kv_size=10.0**-exponent)
