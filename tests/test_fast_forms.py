@@ -73,6 +73,16 @@ def test_within_the_bound_of_strict_f64(isa, dtype, form, shape):
     assert (error <= bound(arrays, dtype)).all()
 
 
+@pytest.mark.parametrize("rise", [0.01, 1, 200])
+def test_scores_that_rise_so_that_every_tile_rescales(isa, dtype, form, rise):
+    """By up to 160 from key to key: a weight that is not of the largest score seen is infinite."""
+    arrays = make(3, 9, 12, 4, 7, 20, 300)
+    arrays[1][..., 0], arrays[3][:, 0] = 16, rise * np.arange(300)
+    fast, strict = form
+    error = np.abs(run(fast, arrays, dtype, isa=isa) - run(strict, arrays, np.float64))
+    assert (error <= bound(arrays, dtype)).all()
+
+
 @pytest.mark.parametrize("shape", [(3, 20, 12, 5, 7, 20, 2500), (2, 130, 8, 4, 8, 16, 1100)], ids=str)
 def test_the_same_bits_for_any_number_of_threads(isa, dtype, form, shape):
     arrays = make(*shape)
