@@ -57,6 +57,22 @@ def test_split_storage_and_ragged_queries_and_several_kv_heads(dtype, build):
     assert_right(dataclasses.replace(case, kv_cache=many.astype(dtype), window_left=20), build)
 
 
+@pytest.mark.parametrize("column", [3, 40, 47])
+@pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
+def test_an_infinity_in_either_part_of_split_rows_is_what_it_is_in_strict_f64(dtype, column, build):
+    case = make(dtype=dtype)
+    cache = case.kv_cache.copy()
+    cache[:, ::5, column] = -np.inf
+    whole = dataclasses.replace(case, kv_cache=cache, topk_indices=topk(case, 40))
+    split = dataclasses.replace(whole, kv_cache=cache[..., :32], kpe_cache=cache[..., 32:])
+    truth = canonical.attend(whole, precision="f64", backend="strict")
+    assert np.isnan(truth.lse).any() and np.isfinite(truth.lse).any()
+    for one in (whole, split):
+        found = canonical.attend(one, precision="f32", backend="fast", isa=build)
+        np.testing.assert_allclose(found.out, truth.out, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found.lse, truth.lse, rtol=1e-5, atol=1e-5)
+
+
 def test_a_second_cache(build):
     case, other = make(dtype=BF16), make(block=4, lens=(9, 20, 3), dtype=BF16, seed=3)
     extra = {
