@@ -75,10 +75,10 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     options.shapes = options.shapes.split(",")
     options.peers = () if options.peers == "none" else tuple(options.peers.split(","))
-    for name, allowed in (("shapes", PARTS), ("peers", PEERS)):
+    for name, allowed, more in (("shapes", PARTS, ""), ("peers", PEERS, ", or none alone")):
         unknown = [value for value in getattr(options, name) if value not in allowed]
         if unknown:
-            parser.error(f"--{name} has {unknown[0]!r}, expected of {','.join(allowed)}")
+            parser.error(f"--{name} has {unknown[0]!r}, expected of {','.join(allowed)}{more}")
     if options.chart and "growth" not in options.shapes:
         parser.error("--chart needs growth among --shapes")
     free = options.isa is None and not os.environ.get(isas.VARIABLE)

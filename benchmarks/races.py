@@ -86,7 +86,7 @@ class Course:
             errors[contestant.name] = float(found)
             sound.append(contestant)
         race = rounds(sound, peak, self.effort)
-        print(f"{title}, {peak.isa}, threads {peak.threads}", file=sys.stderr)
+        print(f"{title}, threads {peak.threads}, shares of the {peak.isa} peak", file=sys.stderr)
         for name, samples in race.items():
             samples.error = errors[name]
             share = "no quiet repetition" if samples.share is None else f"share {samples.share:.3f}"
