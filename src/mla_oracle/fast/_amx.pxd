@@ -270,7 +270,7 @@ cdef inline void attend_tiles(
             rows[k] = <const unsigned char*>w.zeros
 
         odd = False
-        weighing.blocks = weighing.n = 0
+        weighing.blocks = weighing.n = weighing.k = 0
         lane = 0
         while lane < g.lanes:
             width = min(2 * LANES, g.lanes - lane)
